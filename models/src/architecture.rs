@@ -173,29 +173,17 @@ pub trait SavedConfig: Architecture + Sized {
     fn from_fields(fields: Map<String, Value>) -> Result<Self, ModelConfigError>;
 }
 
-/// Language models that are saved with one `model_type`.
-pub trait LanguageModelFamily: LanguageModelConfig + SavedConfig {
-    /// Returns the configuration for a job that specifies neither a pretrained model nor sizes.
-    fn default_size() -> Self;
-
-    /// Reads the configuration in a folder and checks the headers of its weight files. Fields that
-    /// the model does not read are kept until [`validate`](LanguageModelConfig::validate), so that
-    /// overrides can remove them.
-    ///
-    /// # Errors
-    /// Returns an error if a file is missing, unreadable or malformed.
-    fn open(folder: &Path) -> Result<Self, ModelFolderError>;
-}
-
 /// The configuration of a language model.
-pub trait LanguageModelConfig: Architecture + Clone {
+pub trait LanguageModelConfig: Architecture {
     /// Returns the configuration with the given `config.json` fields overridden. Null removes a
     /// field that the model does not read.
     ///
     /// # Errors
     /// Returns the errors of [`from_fields`](SavedConfig::from_fields), and an error if a field is
     /// unknown.
-    fn with_overrides(&self, overrides: &Map<String, Value>) -> Result<Self, ModelConfigError>;
+    fn with_overrides(&self, overrides: &Map<String, Value>) -> Result<Self, ModelConfigError>
+    where
+        Self: Sized;
 
     /// Checks the range of every value, the consistency of related values, and that no field that
     /// the model does not read may change what it computes.

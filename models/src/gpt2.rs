@@ -22,4 +22,3 @@ pub use crate::activation::Activation;
 pub use classifier::{ClassifierConfig, Gpt2Classifier};
 pub use config::Gpt2Config;
 pub use model::{Gpt2, PretrainedGpt2};
-pub use parameters::hf_name;

@@ -31,8 +31,8 @@ mod weights;
 
 pub use activation::Activation;
 pub use architecture::{
-    Architecture, BuildModel, LanguageModelConfig, LanguageModelFamily, MatrixUse, SavedConfig,
-    TextClassifierConfig, TokenLimits,
+    Architecture, BuildModel, LanguageModelConfig, MatrixUse, SavedConfig, TextClassifierConfig,
+    TokenLimits,
 };
 pub use batch_shape::BatchShape;
 pub use deepburn_files::safetensors::FloatType;

@@ -54,10 +54,10 @@ struct LinearAdapter<B: Backend> {
 pub(crate) fn project<B: LinearOps>(projection: &Linear<B>, x: Tensor<B, 2>) -> Tensor<B, 2> {
     let Linear { weight, bias, adapter } = projection;
     let bias = bias.as_ref().map(Param::val);
-    match adapter {
-        None => linear(x, weight.val(), bias),
-        Some(adapter) if adapter.magnitude.is_some() => adapter.rescaled(x, weight.val(), bias),
-        Some(adapter) => adapter.added(x.clone(), linear(x, weight.val(), bias)),
+    let Some(adapter) = adapter else { return linear(x, weight.val(), bias) };
+    match &adapter.magnitude {
+        Some(magnitude) => adapter.rescaled(magnitude, x, weight.val(), bias),
+        None => adapter.added(x.clone(), linear(x, weight.val(), bias)),
     }
 }
 
@@ -84,12 +84,11 @@ impl<B: Backend> LinearAdapter<B> {
             scale: shape.scale,
         }
     }
+}
 
+impl<B: LinearOps> LinearAdapter<B> {
     /// Returns the adapter's output for `x`, `s (x A) B`, in the type of `x`.
-    fn output(&self, x: Tensor<B, 2>) -> Tensor<B, 2>
-    where
-        B: LinearOps,
-    {
+    fn output(&self, x: Tensor<B, 2>) -> Tensor<B, 2> {
         // The factor is applied to the smaller product. A bias is scaled as well.
         let bias = self.bias.as_ref().map(|bias| bias.val() * self.scale);
         linear(linear(x, self.a.val(), None) * self.scale, self.b.val(), bias)
@@ -97,10 +96,7 @@ impl<B: Backend> LinearAdapter<B> {
 
     //= peft 0.21.2 tuners/lora/layer.py Linear.forward
     /// Adds the adapter's output for `x` to `y`, the output of the layer.
-    fn added(&self, x: Tensor<B, 2>, y: Tensor<B, 2>) -> Tensor<B, 2>
-    where
-        B: LinearOps,
-    {
+    fn added(&self, x: Tensor<B, 2>, y: Tensor<B, 2>) -> Tensor<B, 2> {
         self.output(self.dropout.forward(x)) + y
     }
 
@@ -108,17 +104,11 @@ impl<B: Backend> LinearAdapter<B> {
     /// Returns the output of a layer whose columns have trained norms.
     fn rescaled(
         &self,
+        magnitude: &Param<Tensor<B, 1>>,
         x: Tensor<B, 2>,
         weight: Tensor<B, 2>,
         bias: Option<Tensor<B, 1>>,
-    ) -> Tensor<B, 2>
-    where
-        B: LinearOps,
-    {
-        // Not reached, because `project` only calls this for adapters with norms.
-        let Some(magnitude) = &self.magnitude else {
-            return self.added(x.clone(), linear(x, weight, bias));
-        };
+    ) -> Tensor<B, 2> {
         // In f32, because the ratio is near 1, where 16 bits leave few digits for its difference.
         let factor = magnitude.val().cast(DType::F32) / self.norms(weight.clone());
         let factor = factor.cast(x.dtype()).unsqueeze::<2>();

@@ -12,7 +12,6 @@
 //! engine respects.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::Arc;
 
 use burn::module::{Param, ParamId};
@@ -46,7 +45,6 @@ enum WeightSource {
 }
 
 /// The adapter of a model, and the source of its values.
-#[derive(Debug)]
 struct AdapterInit {
     adapter: Arc<Adapter>,
     /// The map of the model with the parameters of the adapter.
@@ -68,7 +66,6 @@ pub(crate) struct AdapterOptions {
 }
 
 /// Creates the parameters of one model.
-#[derive(Debug)]
 pub(crate) struct WeightInit<'a, B: Backend> {
     /// The source of the values of all parameters of the base model.
     source: WeightSource,
@@ -252,7 +249,6 @@ impl<'a, B: Backend> WeightInit<'a, B> {
 }
 
 /// Where the values of a parameter come from.
-#[derive(Debug)]
 enum ParameterValues {
     /// From a source. `initial` is only used for random values.
     Of { source: WeightSource, path: String, initial: InitialValues },
@@ -292,16 +288,6 @@ impl ParameterValues {
                 let row = |token: &usize| &table[token * width..][..width];
                 Some(tokens.iter().flat_map(row).copied().collect())
             }
-        }
-    }
-}
-
-impl fmt::Debug for WeightSource {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Seed(seed) => write!(f, "Seed({seed})"),
-            Self::File(_) => f.write_str("File"),
-            Self::Zeros => f.write_str("Zeros"),
         }
     }
 }

@@ -18,7 +18,9 @@ use deepburn_models::hf::{
     read_small_file,
 };
 use deepburn_models::lora::LoraConfig;
-use deepburn_models::{Architecture, BuildModel, FloatType, TextBatch, TextClassifier, TextLimits};
+use deepburn_models::{
+    Architecture, BuildModel, FloatType, SavedConfig, TextBatch, TextClassifier, TextLimits,
+};
 use safetensors::SafeTensors;
 use serde_json::{Map, Value, json};
 
@@ -223,8 +225,8 @@ fn load_classifier(folder: &Path) -> Result<(), ModelFolderError> {
 }
 
 fn load_encoder(folder: &Path, fields: Map<String, Value>) -> Result<(), String> {
-    let config = EncoderConfig::from_saved(fields).map_err(|error| error.to_string())?;
-    let model = Encoder::<Flex>::load(folder, &config, &Default::default());
+    let config = EncoderConfig::from_fields(fields).map_err(|error| error.to_string())?;
+    let model: Result<Encoder<Flex>, _> = config.load(folder, &Default::default());
     let model = model.map_err(|error| error.to_string())?;
     if let Some(batch) = batch(config.limits()) {
         model.forward(&batch).into_data();

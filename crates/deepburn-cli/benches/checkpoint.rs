@@ -34,9 +34,10 @@ use burn_flex::{Flex, FlexDevice};
 use deepburn::config::{RawConfig, RunContext, resolve};
 use deepburn::zero::{Group, Training};
 use deepburn::{Engine, SaveRequest, initialize};
+use deepburn_models::SavedConfig;
 use deepburn_models::causal_lm::{CausalBatch, LanguageModel};
 use deepburn_models::gpt2::{Gpt2, Gpt2Config};
-use serde_json::json;
+use serde_json::{Map, json};
 
 /// The allocator of the programs, so that tensors are allocated at the same speed as in `finetune`.
 #[global_allocator]
@@ -137,7 +138,7 @@ fn trainer(group: Group<Flex>) -> Outcome<Trainer> {
 
 /// Returns the default configuration, which is the published model with 124 million parameters.
 fn config() -> Outcome<Gpt2Config> {
-    Ok("{}".parse()?)
+    Ok(Gpt2Config::from_fields(Map::new())?)
 }
 
 /// Trains for `steps` optimizer steps on the same tokens.

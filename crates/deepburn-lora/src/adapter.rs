@@ -403,12 +403,6 @@ impl Adapter {
         self.token_rows.contains_key(module).then_some(module)
     }
 
-    /// Returns whether the module at `path` has factors.
-    #[must_use]
-    pub fn adapts(&self, path: &str) -> bool {
-        self.modules.contains_key(path)
-    }
-
     /// Returns whether the parameter at `path` is a part of an adapter.
     #[must_use]
     pub fn contains(&self, path: &str) -> bool {

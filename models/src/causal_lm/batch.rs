@@ -132,9 +132,9 @@ impl<B: Backend> CausalBatch<B> {
         [batch, length]: [usize; 2],
         device: &B::Device,
     ) -> Result<Self, InputError> {
-        let limits = config.limits();
-        check_tokens(limits, input_ids, [batch, length])?;
-        Self::checked(limits, input_ids, labels, [batch, length], device)
+        let size = CheckedSize { limits: config.limits(), batch, length };
+        size.check_tokens(input_ids)?;
+        Self::checked(size, input_ids, labels, device)
     }
 
     /// Returns a batch like [`new`](Self::new) with sequences that consist of several documents,
@@ -158,28 +158,28 @@ impl<B: Backend> CausalBatch<B> {
         [batch, length]: [usize; 2],
         device: &B::Device,
     ) -> Result<Self, InputError> {
-        let limits = config.limits();
-        check_count("document starts", starts.len(), [batch, length])?;
+        let size = CheckedSize { limits: config.limits(), batch, length };
+        size.check_count("document starts", starts.len())?;
         // Positions restart with each document, so only the longest one has to fit the model. A
         // batch without tokens has no starts, so nothing is divided by a length of 0 before
         // `check_length` refuses it.
         let longest = longest_document(&starts, length)?;
-        check_length(limits, [batch, longest])?;
-        check_ids(limits, input_ids, [batch, length])?;
-        let batch = Self::checked(limits, input_ids, labels, [batch, length], device)?;
+        CheckedSize { length: longest, ..size }.check_length()?;
+        size.check_ids(input_ids)?;
+        let batch = Self::checked(size, input_ids, labels, device)?;
         Ok(Self { document_starts: Some(starts), ..batch })
     }
 
     /// Returns the batch of checked tokens.
     fn checked(
-        limits: TokenLimits,
+        size: CheckedSize,
         input_ids: &[u32],
         labels: Option<&[i64]>,
-        [batch, length]: [usize; 2],
         device: &B::Device,
     ) -> Result<Self, InputError> {
+        let CheckedSize { batch, length, .. } = size;
         if let Some(labels) = labels {
-            check_labels(limits, labels, [batch, length])?;
+            size.check_labels(labels)?;
         }
         let label =
             |index: usize| labels.map_or(i64::from(input_ids[index]), |labels| labels[index]);
@@ -220,12 +220,6 @@ impl<B: Backend> CausalBatch<B> {
         Self { label_smoothing: factor, ..self }
     }
 
-    /// Returns the token ids, `[batch, length]`.
-    #[must_use]
-    pub fn input_ids(&self) -> Tensor<B, 2, Int> {
-        self.input_ids.clone()
-    }
-
     /// Returns the number of positions with a target in each sequence.
     pub fn tokens_of_sequences(&self) -> impl Iterator<Item = usize> {
         // `rows_of_sequences` also counts the row with weight 0, which has no target.
@@ -259,93 +253,92 @@ fn longest_document(starts: &[usize], length: usize) -> Result<usize, InputError
     Ok(longest)
 }
 
-/// Checks token ids against the model's vocabulary and length.
-///
-/// # Errors
-/// Returns [`InputError`] if the batch is empty, a sequence is too long, the number of ids is
-/// wrong, or an id is outside the vocabulary.
-pub(crate) fn check_tokens(
-    limits: TokenLimits,
-    input_ids: &[u32],
-    [batch, length]: [usize; 2],
-) -> Result<(), InputError> {
-    check_length(limits, [batch, length])?;
-    check_ids(limits, input_ids, [batch, length])
+/// The size of a batch, checked against the limits of its model.
+#[derive(Clone, Copy)]
+pub(crate) struct CheckedSize {
+    pub(crate) limits: TokenLimits,
+    /// The number of sequences.
+    pub(crate) batch: usize,
+    /// The number of tokens of each sequence.
+    pub(crate) length: usize,
 }
 
-/// Checks the length of sequences, or of documents.
-///
-/// # Errors
-/// Returns [`InputError`] if there is no token, or if a sequence is too long.
-fn check_length(limits: TokenLimits, [batch, length]: [usize; 2]) -> Result<(), InputError> {
-    if batch == 0 || length == 0 {
-        return Err(InputError::Empty { batch, length });
+impl CheckedSize {
+    /// Checks token ids against the model's vocabulary and length.
+    ///
+    /// # Errors
+    /// Returns [`InputError`] if the batch is empty, a sequence is too long, the number of ids is
+    /// wrong, or an id is outside the vocabulary.
+    pub(crate) fn check_tokens(self, input_ids: &[u32]) -> Result<(), InputError> {
+        self.check_length()?;
+        self.check_ids(input_ids)
     }
-    let TokenLimits { max_len, max_len_field: field, .. } = limits;
-    if length > max_len {
-        return Err(InputError::TooLong { length, max_len, field });
+
+    /// Checks the length of sequences, or of documents.
+    ///
+    /// # Errors
+    /// Returns [`InputError`] if there is no token, or if a sequence is too long.
+    fn check_length(self) -> Result<(), InputError> {
+        let Self { limits, batch, length } = self;
+        if batch == 0 || length == 0 {
+            return Err(InputError::Empty { batch, length });
+        }
+        let TokenLimits { max_len, max_len_field: field, .. } = limits;
+        if length > max_len {
+            return Err(InputError::TooLong { length, max_len, field });
+        }
+        Ok(())
     }
-    Ok(())
-}
 
-/// Checks the number of token ids, and the ids against the model's vocabulary.
-///
-/// # Errors
-/// Returns [`InputError`] if the number of ids is wrong, or an id is outside the vocabulary.
-fn check_ids(
-    limits: TokenLimits,
-    input_ids: &[u32],
-    [batch, length]: [usize; 2],
-) -> Result<(), InputError> {
-    check_count("input ids", input_ids.len(), [batch, length])?;
-    check_known("input id", input_ids.iter().map(|id| i64::from(*id)), limits, length)
-}
+    /// Checks the number of token ids, and the ids against the model's vocabulary.
+    ///
+    /// # Errors
+    /// Returns [`InputError`] if the number of ids is wrong, or an id is outside the vocabulary.
+    fn check_ids(self, input_ids: &[u32]) -> Result<(), InputError> {
+        self.check_count("input ids", input_ids.len())?;
+        self.check_known("input id", input_ids.iter().map(|id| i64::from(*id)))
+    }
 
-/// Checks labels against the model's vocabulary. [`IGNORED_LABEL`] is the only accepted value
-/// outside the vocabulary.
-///
-/// # Errors
-/// Returns [`InputError`] if the number of labels is wrong, or a label is outside the vocabulary.
-fn check_labels(
-    limits: TokenLimits,
-    labels: &[i64],
-    [batch, length]: [usize; 2],
-) -> Result<(), InputError> {
-    check_count("labels", labels.len(), [batch, length])?;
-    check_known("label", labels.iter().copied(), limits, length)
-}
+    /// Checks labels against the model's vocabulary. [`IGNORED_LABEL`] is the only accepted value
+    /// outside the vocabulary.
+    ///
+    /// # Errors
+    /// Returns [`InputError`] if the number of labels is wrong, or a label is outside the
+    /// vocabulary.
+    fn check_labels(self, labels: &[i64]) -> Result<(), InputError> {
+        self.check_count("labels", labels.len())?;
+        self.check_known("label", labels.iter().copied())
+    }
 
-/// Checks that values are tokens of the model's vocabulary, or [`IGNORED_LABEL`], which no input id
-/// is.
-fn check_known(
-    what: &'static str,
-    values: impl Iterator<Item = i64>,
-    TokenLimits { vocab_size, .. }: TokenLimits,
-    length: usize,
-) -> Result<(), InputError> {
-    let is_known = |value: i64| {
-        value == IGNORED_LABEL || usize::try_from(value).is_ok_and(|id| id < vocab_size)
-    };
-    match values.enumerate().find(|(_, value)| !is_known(*value)) {
-        None => Ok(()),
-        Some((index, value)) => {
-            let (sequence, position) = (index / length, index % length);
-            Err(InputError::Token { what, value, sequence, position, vocab_size })
+    /// Checks that values are tokens of the model's vocabulary, or [`IGNORED_LABEL`], which no
+    /// input id is.
+    fn check_known(
+        self,
+        what: &'static str,
+        values: impl Iterator<Item = i64>,
+    ) -> Result<(), InputError> {
+        let Self { limits: TokenLimits { vocab_size, .. }, length, .. } = self;
+        let is_known = |value: i64| {
+            value == IGNORED_LABEL || usize::try_from(value).is_ok_and(|id| id < vocab_size)
+        };
+        match values.enumerate().find(|(_, value)| !is_known(*value)) {
+            None => Ok(()),
+            Some((index, value)) => {
+                let (sequence, position) = (index / length, index % length);
+                Err(InputError::Token { what, value, sequence, position, vocab_size })
+            }
         }
     }
-}
 
-/// Checks that there is one value per position, and that position indices fit in 32 bits.
-fn check_count(
-    what: &'static str,
-    found: usize,
-    [batch, length]: [usize; 2],
-) -> Result<(), InputError> {
-    let expected = batch.saturating_mul(length);
-    if found == expected && i32::try_from(expected).is_ok() {
-        return Ok(());
+    /// Checks that there is one value per position, and that position indices fit in 32 bits.
+    fn check_count(self, what: &'static str, found: usize) -> Result<(), InputError> {
+        let Self { batch, length, .. } = self;
+        let expected = batch.saturating_mul(length);
+        if found == expected && i32::try_from(expected).is_ok() {
+            return Ok(());
+        }
+        Err(InputError::Count { what, found, expected, batch, length })
     }
-    Err(InputError::Count { what, found, expected, batch, length })
 }
 
 /// Returns token ids, which are below 2^24, as a tensor.
@@ -386,7 +379,7 @@ mod tests {
         let batch = batch(&[1, 2, 3, 4, 5, 6], None, [2, 3]).unwrap();
         assert_eq!(ints(batch.positions.clone()), [0, 1, 3, 4]);
         assert_eq!(ints(batch.targets.clone()), [2, 3, 5, 6]);
-        assert_eq!(ints(batch.input_ids()), [1, 2, 3, 4, 5, 6]);
+        assert_eq!(ints(batch.input_ids.clone()), [1, 2, 3, 4, 5, 6]);
         assert_eq!(batch.tokens(), 4);
     }
 

@@ -46,13 +46,10 @@ struct DecoderAdapter {
 }
 
 /// The methods of a [`DecoderConfig`] without its type.
-trait ErasedConfig: Architecture {
+trait ErasedConfig: LanguageModelConfig {
     fn model_type(&self) -> &'static str;
     fn parts(&self) -> DecoderParts;
-    fn limits(&self) -> TokenLimits;
-    fn validate(&self) -> Result<(), ModelConfigError>;
-    fn extra(&self) -> &ExtraFields;
-    fn with_overrides(
+    fn overridden(
         &self,
         overrides: &Map<String, Value>,
     ) -> Result<Arc<dyn ErasedConfig>, ModelConfigError>;
@@ -70,23 +67,11 @@ impl<C: DecoderConfig> ErasedConfig for C {
         self.parts()
     }
 
-    fn limits(&self) -> TokenLimits {
-        DecoderConfig::limits(self)
-    }
-
-    fn validate(&self) -> Result<(), ModelConfigError> {
-        DecoderConfig::validate(self)
-    }
-
-    fn extra(&self) -> &ExtraFields {
-        DecoderConfig::extra(self)
-    }
-
-    fn with_overrides(
+    fn overridden(
         &self,
         overrides: &Map<String, Value>,
     ) -> Result<Arc<dyn ErasedConfig>, ModelConfigError> {
-        Ok(Arc::new(DecoderConfig::with_overrides(self, overrides)?))
+        Ok(Arc::new(self.with_overrides(overrides)?))
     }
 
     fn with_vocab_size(&self, vocab_size: usize) -> Arc<dyn ErasedConfig> {
@@ -403,7 +388,7 @@ impl Architecture for AnyDecoder {
 
 impl LanguageModelConfig for AnyDecoder {
     fn with_overrides(&self, overrides: &Map<String, Value>) -> Result<Self, ModelConfigError> {
-        let config = self.config.with_overrides(overrides)?;
+        let config = self.config.overridden(overrides)?;
         self.reattached(config).map_err(|error| ModelConfigError::Field(error.to_string()))
     }
 

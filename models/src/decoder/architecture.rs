@@ -1,7 +1,6 @@
 //! Implementation of the model traits for the configurations of decoders.
 //!
-//! [`BuildModel`](crate::BuildModel), which needs the module, is implemented beside
-//! [`AnyDecoder`](super::AnyDecoder)'s.
+//! [`BuildModel`](crate::BuildModel) is implemented for [`AnyDecoder`](super::AnyDecoder) only.
 
 use std::path::Path;
 
@@ -11,9 +10,7 @@ use serde_json::{Map, Value};
 
 use super::config::{DecoderConfig, document};
 use super::pretrained::PretrainedDecoder;
-use crate::architecture::{
-    Architecture, LanguageModelConfig, LanguageModelFamily, MatrixUse, SavedConfig, TokenLimits,
-};
+use crate::architecture::{Architecture, LanguageModelConfig, MatrixUse, SavedConfig, TokenLimits};
 use crate::batch_shape::BatchShape;
 use crate::hf::{
     CONFIG, ExtraFields, GENERATION_CONFIG, JsonFiles, ModelConfigError, ModelFolderError,
@@ -67,34 +64,28 @@ impl<C: DecoderConfig> SavedConfig for C {
     const MODEL_TYPE: &'static str = C::MODEL_TYPE;
 
     fn from_fields(fields: Map<String, Value>) -> Result<Self, ModelConfigError> {
-        C::try_from_fields(fields)
-    }
-}
-
-impl<C: DecoderConfig> LanguageModelFamily for C {
-    fn default_size() -> Self {
-        C::default_size()
-    }
-
-    /// Reads `config.json` and the headers of the weight files. Weights are not kept.
-    fn open(folder: &Path) -> Result<Self, ModelFolderError> {
-        let checkpoint = PretrainedDecoder::<C>::open(folder)?;
-        checkpoint.files.weights.log_prefix();
-        Ok(checkpoint.config().clone())
+        let config = C::from_known(fields)?;
+        config.validate()?;
+        Ok(config)
     }
 }
 
 impl<C: DecoderConfig> LanguageModelConfig for C {
     fn with_overrides(&self, overrides: &Map<String, Value>) -> Result<Self, ModelConfigError> {
-        DecoderConfig::with_overrides(self, overrides)
+        // Only the result is validated: the override may remove a field for which `self` is
+        // refused.
+        C::from_fields(C::FIELDS.overridden(self.to_fields(), overrides)?)
     }
 
     fn validate(&self) -> Result<(), ModelConfigError> {
-        DecoderConfig::validate(self)
+        C::FIELDS.check(self.extra())?;
+        self.check_values()
     }
 
     fn limits(&self) -> TokenLimits {
-        DecoderConfig::limits(self)
+        let parts = self.parts();
+        let (vocab_size, max_len) = (parts.vocab_size, parts.longest());
+        TokenLimits { vocab_size, max_len, max_len_field: C::MAX_LEN_FIELD }
     }
 
     /// Sets the number of rows of the embedding and the head. If stored weights have fewer rows,

@@ -83,7 +83,9 @@ impl<B: Backend> Attention<B> {
             rotation,
         }
     }
+}
 
+impl<B: FusedOps> Attention<B> {
     /// Computes the output for the rows `x`. `x` and the result: `[batch * queries, width]`.
     ///
     /// If `cache` is given, it provides the keys and values of earlier positions, and the keys and
@@ -93,10 +95,7 @@ impl<B: Backend> Attention<B> {
         x: Tensor<B, 2>,
         pass: &DecoderPass<B>,
         cache: Option<&mut Option<KeyValues<B>>>,
-    ) -> Tensor<B, 2>
-    where
-        B: FusedOps,
-    {
+    ) -> Tensor<B, 2> {
         let part = &self.part;
         let projected = self.projected(x, pass);
         let attention = SelfAttention {
@@ -135,10 +134,7 @@ impl<B: Backend> Attention<B> {
 
     /// Returns queries, keys and values of all heads, normalized and rotated, as the columns of one
     /// matrix.
-    fn projected(&self, x: Tensor<B, 2>, pass: &DecoderPass<B>) -> Tensor<B, 2>
-    where
-        B: FusedOps,
-    {
+    fn projected(&self, x: Tensor<B, 2>, pass: &DecoderPass<B>) -> Tensor<B, 2> {
         let joined = match &self.inputs {
             QkvProjections::Joint(joint) => self.with_normalized_heads(project(joint, x)),
             QkvProjections::Separate(SeparateProjections { queries, keys, values }) => {
@@ -157,10 +153,7 @@ impl<B: Backend> Attention<B> {
     }
 
     /// Normalizes the heads of queries and keys in the joint matrix of queries, keys and values.
-    fn with_normalized_heads(&self, joint: Tensor<B, 2>) -> Tensor<B, 2>
-    where
-        B: FusedOps,
-    {
+    fn with_normalized_heads(&self, joint: Tensor<B, 2>) -> Tensor<B, 2> {
         // Most models have no such norms, and their columns need not be copied.
         if self.query_norm.is_none() && self.key_norm.is_none() {
             return joint;
@@ -173,20 +166,14 @@ impl<B: Backend> Attention<B> {
     }
 
     /// Normalizes the heads of queries and keys, and joins both and the values to one matrix.
-    fn joined(&self, [queries, keys, values]: [Tensor<B, 2>; 3]) -> Tensor<B, 2>
-    where
-        B: FusedOps,
-    {
+    fn joined(&self, [queries, keys, values]: [Tensor<B, 2>; 3]) -> Tensor<B, 2> {
         let queries = self.normalized(queries, self.query_norm.as_ref());
         let keys = self.normalized(keys, self.key_norm.as_ref());
         Tensor::cat(vec![queries, keys, values], 1)
     }
 
     /// Normalizes each head of queries or keys.
-    fn normalized(&self, x: Tensor<B, 2>, norm: Option<&Normalization<B>>) -> Tensor<B, 2>
-    where
-        B: FusedOps,
-    {
+    fn normalized(&self, x: Tensor<B, 2>, norm: Option<&Normalization<B>>) -> Tensor<B, 2> {
         let ([rows, columns], width) = (x.dims(), self.part.head_width);
         match norm {
             // Each head becomes a row, because the norm is taken over one head.

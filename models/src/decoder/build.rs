@@ -66,31 +66,6 @@ impl<B: Backend> BuildModel<B> for AnyDecoder {
 }
 
 /// Modules of a family, which do not depend on its type.
-impl<B: Backend, C: DecoderConfig> BuildModel<B> for C {
-    type Model = Decoder<B>;
-
-    fn init(&self, seed: u64, device: &B::Device) -> Result<Decoder<B>, ModelConfigError> {
-        AnyDecoder::new(self.clone()).init(seed, device)
-    }
-
-    fn zeros(&self, device: &B::Device) -> Result<Decoder<B>, ModelConfigError> {
-        AnyDecoder::new(self.clone()).zeros(device)
-    }
-
-    fn load(&self, folder: &Path, device: &B::Device) -> Result<Decoder<B>, ModelFolderError> {
-        AnyDecoder::new(self.clone()).load(folder, device)
-    }
-
-    fn load_lazily(
-        &self,
-        folder: &Path,
-        seed: u64,
-        device: &B::Device,
-    ) -> Result<Decoder<B>, ModelFolderError> {
-        AnyDecoder::new(self.clone()).load_lazily(folder, seed, device)
-    }
-}
-
 /// Returns the error for a trained adapter whose files cannot be used.
 fn unusable(error: &ModelFolderError) -> ModelConfigError {
     ModelConfigError::Field(error.to_string())

@@ -10,7 +10,6 @@ use deepburn_files::safetensors::FloatType;
 use serde_json::{Map, Value, json};
 
 use super::parts::DecoderParts;
-use crate::architecture::TokenLimits;
 use crate::hf::{ExtraFields, FieldNames, ModelConfigError};
 
 /// The configuration of a decoder.
@@ -55,44 +54,6 @@ pub trait DecoderConfig: Clone + fmt::Debug + Send + Sync + 'static {
 
     /// Returns the fields that the model does not read.
     fn extra(&self) -> &ExtraFields;
-
-    /// Checks all values, and that no other field may change what the model computes.
-    ///
-    /// # Errors
-    /// Returns [`ModelConfigError`] for the first invalid field.
-    fn validate(&self) -> Result<(), ModelConfigError> {
-        Self::FIELDS.check(self.extra())?;
-        self.check_values()
-    }
-
-    /// Returns the limits on token sequences.
-    fn limits(&self) -> TokenLimits {
-        let parts = self.parts();
-        let (vocab_size, max_len) = (parts.vocab_size, parts.longest());
-        TokenLimits { vocab_size, max_len, max_len_field: Self::MAX_LEN_FIELD }
-    }
-
-    /// Returns the config with the `config.json` fields in `overrides` replaced.
-    ///
-    /// # Errors
-    /// Returns the errors of reading a config: an unknown field name (the message suggests the
-    /// nearest known one), a wrong type, a value out of range, or an unsupported feature.
-    fn with_overrides(&self, overrides: &Map<String, Value>) -> Result<Self, ModelConfigError> {
-        // Only the result is validated: the override may remove a field for which `self` is
-        // refused.
-        Self::try_from_fields(Self::FIELDS.overridden(self.to_fields(), overrides)?)
-    }
-
-    /// Reads the fields of a `config.json` and validates them together.
-    ///
-    /// # Errors
-    /// Returns [`ModelConfigError`] if the config belongs to another model, a field has the wrong
-    /// type or is out of range, or a field that is not read may change what the model computes.
-    fn try_from_fields(fields: Map<String, Value>) -> Result<Self, ModelConfigError> {
-        let config = Self::from_known(fields)?;
-        config.validate()?;
-        Ok(config)
-    }
 }
 
 /// Returns the `config.json` for weights of type `float`. `class` is the `transformers` class that

@@ -60,7 +60,9 @@ impl<B: Backend> Layer<B> {
             dropout: DropoutConfig::new(part.dropout).init(),
         }
     }
+}
 
+impl<B: FusedOps> Layer<B> {
     /// Computes the output for the rows `x`. `x` and the result: `[batch * queries, width]`.
     ///
     /// `cache` holds the keys and values of earlier positions in this layer. It is only used for
@@ -70,10 +72,7 @@ impl<B: Backend> Layer<B> {
         x: Tensor<B, 2>,
         pass: &DecoderPass<B>,
         cache: Option<&mut Option<KeyValues<B>>>,
-    ) -> Tensor<B, 2>
-    where
-        B: FusedOps,
-    {
+    ) -> Tensor<B, 2> {
         // Backends add in place if the left operand has no other reference. The branch is the left
         // operand, because autodiff still needs the residual stream.
         let attended = self.attention.forward(self.attention_norm.forward(x.clone()), pass, cache);
@@ -83,10 +82,7 @@ impl<B: Backend> Layer<B> {
     }
 
     /// Normalizes an output and applies dropout.
-    fn output(&self, x: Tensor<B, 2>, norm: Option<&Normalization<B>>) -> Tensor<B, 2>
-    where
-        B: FusedOps,
-    {
+    fn output(&self, x: Tensor<B, 2>, norm: Option<&Normalization<B>>) -> Tensor<B, 2> {
         let x = match norm {
             Some(norm) => norm.forward(x),
             None => x,

@@ -82,7 +82,7 @@ impl<B: Backend> Decoder<B> {
         seed: u64,
         device: &B::Device,
     ) -> Result<Self, ModelConfigError> {
-        config.init(seed, device)
+        AnyDecoder::new(config.clone()).init(seed, device)
     }
 
     /// Returns a model with all weights set to 0, for callers that overwrite them, for example with
@@ -95,7 +95,7 @@ impl<B: Backend> Decoder<B> {
         config: &impl DecoderConfig,
         device: &B::Device,
     ) -> Result<Self, ModelConfigError> {
-        BuildModel::zeros(config, device)
+        AnyDecoder::new(config.clone()).zeros(device)
     }
 
     /// Returns a model with the weights that `init` provides, under their public paths.
@@ -173,7 +173,9 @@ impl<B: Backend> Stack<B> {
         }
         self.dropout.forward(embedded.reshape([batch * queries, width]))
     }
+}
 
+impl<B: FusedOps> Stack<B> {
     /// Returns the residual stream after the last layer, `[batch * queries, width]`.
     ///
     /// If `cache` is given, it has one entry per layer, and `input_ids` follow the cached
@@ -183,10 +185,7 @@ impl<B: Backend> Stack<B> {
         input_ids: Tensor<B, 2, Int>,
         pass: &DecoderPass<B>,
         mut cache: Option<&mut [Option<KeyValues<B>>]>,
-    ) -> Tensor<B, 2>
-    where
-        B: FusedOps,
-    {
+    ) -> Tensor<B, 2> {
         let positions = pass.longest;
         let TokenLimits { max_len, max_len_field, .. } = self.limits;
         // Token sequences of users were checked on the host, so this is a mistake of the caller.
@@ -222,10 +221,7 @@ impl<B: Backend> Stack<B> {
         targets: Tensor<B, 1, Int>,
         sizes: &[usize],
         trains_head: bool,
-    ) -> Tensor<B, 1>
-    where
-        B: FusedOps,
-    {
+    ) -> Tensor<B, 1> {
         let head = self.head();
         let mut start = 0;
         let losses = sizes.iter().map(|size| {
@@ -249,10 +245,7 @@ impl<B: Backend> Stack<B> {
         normalized: Tensor<B, 2>,
         targets: Tensor<B, 1, Int>,
         smoothing: f64,
-    ) -> Tensor<B, 1>
-    where
-        B: FusedOps,
-    {
+    ) -> Tensor<B, 1> {
         let head = self.head();
         if self.soft_cap.is_some() {
             // The head's product is not the logits, so the fused op cannot be used.
@@ -270,10 +263,7 @@ impl<B: Backend> Stack<B> {
         normalized: Tensor<B, 2>,
         targets: Tensor<B, 1, Int>,
         smoothing: f64,
-    ) -> Tensor<B, 1>
-    where
-        B: FusedOps,
-    {
+    ) -> Tensor<B, 1> {
         let head = self.head();
         if self.soft_cap.is_some() {
             let logits = self.logits(normalized, head);

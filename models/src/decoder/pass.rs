@@ -49,17 +49,7 @@ impl<B: Backend> DecoderPass<B> {
     /// Returns the pass of whole sequences, or of new positions of sequences.
     pub(crate) fn new(rotations: &[Rotary], dims: SeqDims, device: &B::Device) -> Self {
         let positions: Vec<usize> = (dims.past..dims.past + dims.queries).collect();
-        let length = dims.past + dims.queries;
-        let table = |rotary: &Rotary| rotary.table(&positions, length, device);
-        let rotations = rotations.iter().map(table).collect();
-        Self {
-            dims,
-            rotations,
-            expected: length,
-            longest: length,
-            document_positions: None,
-            first_keys: None,
-        }
+        Self::at_positions(rotations, dims, &positions, device)
     }
 
     /// Returns the pass of rows that consist of several documents. `starts` has the first position
@@ -76,18 +66,21 @@ impl<B: Backend> DecoderPass<B> {
             // `CausalBatch` has checked that no document starts after its tokens.
             rows.map(|(row, start)| (row % dims.queries).saturating_sub(*start)).collect();
         // As in `transformers`, all documents of a batch share the frequencies of the longest one.
-        let length = positions.iter().max().map_or(0, |last| last + 1);
-        let table = |rotary: &Rotary| rotary.table(&positions, length, device);
-        let rotations = rotations.iter().map(table).collect();
-        Self {
-            dims,
-            rotations,
-            // Not used, because documents are never cached.
-            expected: dims.queries,
-            longest: length,
-            document_positions: Some(positions),
-            first_keys: Some(starts),
-        }
+        let pass = Self::at_positions(rotations, dims, &positions, device);
+        Self { document_positions: Some(positions), first_keys: Some(starts), ..pass }
+    }
+
+    /// Returns the pass of rows with these positions.
+    fn at_positions(
+        rotations: &[Rotary],
+        dims: SeqDims,
+        positions: &[usize],
+        device: &B::Device,
+    ) -> Self {
+        let longest = positions.iter().max().map_or(0, |last| last + 1);
+        let rotations = rotations.iter().map(|it| it.table(positions, longest, device)).collect();
+        let (document_positions, first_keys) = (None, None);
+        Self { dims, rotations, expected: longest, longest, document_positions, first_keys }
     }
 
     //= transformers 5.23.0 masking_utils.py sliding_window_overlay
@@ -112,7 +105,7 @@ impl<B: Backend> DecoderPass<B> {
 }
 
 /// The earlier positions of a sequence.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct DecoderCache<B: Backend> {
     /// The keys and values of each layer.
     pub(crate) layers: Vec<Option<KeyValues<B>>>,
@@ -122,12 +115,6 @@ pub struct DecoderCache<B: Backend> {
     /// The number of positions that are expected. Room for more is allocated only when it is
     /// needed.
     pub(crate) expected: usize,
-}
-
-impl<B: Backend> Default for DecoderCache<B> {
-    fn default() -> Self {
-        Self { layers: Vec::new(), input_ids: None, expected: 0 }
-    }
 }
 
 /// The keys and values of earlier positions in one attention layer, `[batch, heads, room, width]`.
@@ -221,6 +208,7 @@ mod tests {
     use serde_json::{Map, Value, json};
 
     use super::*;
+    use crate::architecture::SavedConfig;
     use crate::causal_lm::LanguageModel;
     use crate::decoder::{Decoder, DecoderConfig};
     use crate::families::{Gemma2Config, LlamaConfig, MistralConfig, Phi3Config};
@@ -246,7 +234,7 @@ mod tests {
     /// Compares the logits of growing and of whole sequences. The first block is the prompt, the
     /// others are mostly single tokens. Returns the room of each layer in the end.
     fn check<C: DecoderConfig>(own: Value, expected: usize) -> Vec<usize> {
-        let config = C::try_from_fields(fields(own)).unwrap();
+        let config = C::from_fields(fields(own)).unwrap();
         let model: Decoder<Flex> = Decoder::new(&config, 5, &FlexDevice).unwrap();
         let tokens: Vec<i64> = (0..LENGTH as i64).map(|it| (it * it * 7 + it) % 37).collect();
         let mut cache = model.cache(expected);

@@ -8,6 +8,7 @@ use deepburn_weights::Origin;
 
 use super::config::DecoderConfig;
 use super::parts::DecoderParts;
+use crate::architecture::LanguageModelConfig;
 use crate::hf::{
     CONFIG, ModelConfigError, ModelFolderError, TensorProblem, Weights, read_fields,
     read_small_file, refuse_adapter,
@@ -55,6 +56,18 @@ impl<C: DecoderConfig> PretrainedDecoder<C> {
     #[must_use]
     pub fn config(&self) -> &C {
         &self.config
+    }
+
+    /// Reads the configuration in a folder and checks the headers of its weight files, which are
+    /// not kept. Fields that the model does not read are kept until
+    /// [`validate`](LanguageModelConfig::validate), so that overrides can remove them.
+    ///
+    /// # Errors
+    /// Returns the errors of [`open`](Self::open).
+    pub fn read_config(folder: &Path) -> Result<C, ModelFolderError> {
+        let checkpoint = Self::open(folder)?;
+        checkpoint.files.weights.log_prefix();
+        Ok(checkpoint.config)
     }
 
     /// Reads and checks all weights once, without keeping them in memory. Afterwards only a disk

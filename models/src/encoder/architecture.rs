@@ -19,7 +19,7 @@ use serde_json::{Map, Value, json};
 use super::config::EncoderConfig;
 use super::model::Encoder;
 use super::parameters::weight_map;
-use crate::architecture::{Architecture, BuildModel, MatrixUse, SavedConfig, TextClassifierConfig};
+use crate::architecture::{Architecture, BuildModel, MatrixUse, TextClassifierConfig};
 use crate::hf::{
     CONFIG, ClassNames, ClassNamesError, JsonFiles, ModelConfigError, ModelFolderError,
     ProblemType, Weights,
@@ -77,16 +77,6 @@ impl Architecture for EncoderConfig {
     }
 }
 
-/// Reading a configuration.
-impl SavedConfig for EncoderConfig {
-    /// `deepburn_encoder`.
-    const MODEL_TYPE: &'static str = "deepburn_encoder";
-
-    fn from_fields(fields: Map<String, Value>) -> Result<Self, ModelConfigError> {
-        Self::from_saved(fields)
-    }
-}
-
 /// Limits and class names, forwarded to the inherent methods.
 impl TextClassifierConfig for EncoderConfig {
     fn limits(&self) -> TextLimits {
@@ -102,7 +92,8 @@ impl TextClassifierConfig for EncoderConfig {
     }
 }
 
-/// Modules with random, zero or stored weights.
+/// Modules with random, zero or stored weights. `load` converts the weights to f32. In addition to
+/// the model, one tensor is in memory at a time.
 impl<B: Backend> BuildModel<B> for EncoderConfig {
     type Model = Encoder<B>;
 
@@ -111,11 +102,16 @@ impl<B: Backend> BuildModel<B> for EncoderConfig {
     }
 
     fn zeros(&self, device: &B::Device) -> Result<Encoder<B>, ModelConfigError> {
-        Encoder::zeros(self, device)
+        self.validate()?;
+        Encoder::with(self, &WeightInit::zeros(weight_map(self), device))
     }
 
     fn load(&self, folder: &Path, device: &B::Device) -> Result<Encoder<B>, ModelFolderError> {
-        Encoder::load(folder, self, device)
+        let model =
+            self.zeros(device).map_err(|source| ModelFolderError::config(folder, source))?;
+        let mut weights = open(self, folder)?;
+        weights.log_prefix();
+        weights.fill(model)
     }
 
     /// Reads each weight when it is first used. The folder contains every parameter, so the seed is
@@ -129,26 +125,6 @@ impl<B: Backend> BuildModel<B> for EncoderConfig {
         let reader = open(self, folder)?.into_reader();
         Encoder::with(self, &WeightInit::reading(weight_map(self), reader, device))
             .map_err(|source| ModelFolderError::config(folder, source))
-    }
-}
-
-impl<B: Backend> Encoder<B> {
-    /// Returns an encoder with the given `config` and the weights in `folder`, converted to f32. In
-    /// addition to the model, one tensor is in memory at a time.
-    ///
-    /// # Errors
-    /// Returns [`ModelFolderError::Tensors`] naming every tensor that does not fit or is not
-    /// finite, or another [`ModelFolderError`] if a file is missing, unreadable or malformed.
-    pub fn load(
-        folder: &Path,
-        config: &EncoderConfig,
-        device: &B::Device,
-    ) -> Result<Self, ModelFolderError> {
-        let model = Self::zeros(config, device)
-            .map_err(|source| ModelFolderError::config(folder, source))?;
-        let mut weights = open(config, folder)?;
-        weights.log_prefix();
-        weights.fill(model)
     }
 }
 

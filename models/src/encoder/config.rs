@@ -6,6 +6,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::architecture::SavedConfig;
 use crate::hf::{
     ClassNames, ClassNamesError, ID2LABEL, LABEL2ID, MAX_LAYERS, MAX_SIZE, ModelConfigError,
     ProblemType, unquoted,
@@ -126,33 +127,6 @@ impl EncoderConfig {
         })
     }
 
-    /// Reads the fields of a saved `config.json`.
-    ///
-    /// # Errors
-    /// Returns [`ModelConfigError`] if a field is unknown, has the wrong type or is out of range.
-    pub fn from_saved(mut fields: Map<String, Value>) -> Result<Self, ModelConfigError> {
-        // These fields describe the file, not the model, and are read by other programs.
-        for name in ["architectures", "dtype"] {
-            fields.remove(name);
-        }
-        // As in files of other models, null means that a field is not set. A field that always has
-        // a value keeps its null, which is then reported as a wrong type.
-        let own = serde_json::to_value(Self::guide()).unwrap_or_default();
-        fields.retain(|name, value| !value.is_null() || own.get(name).is_some());
-        let config = Self::guide().with_overrides(&fields)?;
-        config.validate()?;
-        let wrong = |error: ClassNamesError| ModelConfigError::Field(error.to_string());
-        let names = config.class_names().map_err(wrong)?;
-        let count = names.map_or(0, |names| names.as_slice().len());
-        match count > config.num_classes {
-            true => {
-                let rule = format!("at least {count}, for the names in `id2label`");
-                Err(ModelConfigError::value("num_classes", config.num_classes, rule))
-            }
-            false => Ok(config),
-        }
-    }
-
     /// Returns the class names; `None` if the classes are only numbered.
     ///
     /// # Errors
@@ -196,32 +170,51 @@ impl EncoderConfig {
             ("max_len", self.max_len, 1..=MAX_SIZE),
             ("num_classes", self.num_classes, self.problem_type.min_outputs()..=MAX_SIZE),
         ] {
-            if !range.contains(&value) {
-                let rule = format!("from {} to {}", range.start(), range.end());
-                return Err(ModelConfigError::value(name, value, rule));
-            }
+            let rule = format!("from {} to {}", range.start(), range.end());
+            ModelConfigError::unless(range.contains(&value), name, value, rule)?;
         }
         let (width, heads) = (self.embed_dim, self.num_heads);
         // Position encodings have a sine and a cosine for each frequency.
-        if !width.is_multiple_of(2) {
-            return Err(ModelConfigError::value("embed_dim", width, "even"));
-        }
-        if !width.is_multiple_of(heads) {
-            let rule = format!("a divisor of embed_dim {width}");
-            return Err(ModelConfigError::value("num_heads", heads, rule));
-        }
-        if !(0.0..1.0).contains(&self.dropout) {
-            return Err(ModelConfigError::value("dropout", self.dropout, "at least 0 and below 1"));
-        }
+        ModelConfigError::unless(width.is_multiple_of(2), "embed_dim", width, "even")?;
+        let rule = format!("a divisor of embed_dim {width}");
+        ModelConfigError::unless(width.is_multiple_of(heads), "num_heads", heads, rule)?;
+        let (dropout, rule) = (self.dropout, "at least 0 and below 1");
+        ModelConfigError::unless((0.0..1.0).contains(&dropout), "dropout", dropout, rule)?;
         for (name, value) in [
             ("layer_norm_epsilon", self.layer_norm_epsilon),
             ("initializer_range", self.initializer_range),
         ] {
-            if !(value > 0.0 && value.is_finite()) {
-                return Err(ModelConfigError::value(name, value, "above 0"));
-            }
+            ModelConfigError::unless(value > 0.0 && value.is_finite(), name, value, "above 0")?;
         }
         Ok(())
+    }
+}
+
+impl SavedConfig for EncoderConfig {
+    const MODEL_TYPE: &'static str = "deepburn_encoder";
+
+    /// Reads the fields of a saved `config.json`.
+    ///
+    /// # Errors
+    /// Returns [`ModelConfigError`] if a field is unknown, has the wrong type or is out of range.
+    fn from_fields(mut fields: Map<String, Value>) -> Result<Self, ModelConfigError> {
+        // These fields describe the file, not the model, and are read by other programs.
+        for name in ["architectures", "dtype"] {
+            fields.remove(name);
+        }
+        // As in files of other models, null means that a field is not set. A field that always has
+        // a value keeps its null, which is then reported as a wrong type.
+        let own = serde_json::to_value(Self::guide()).unwrap_or_default();
+        fields.retain(|name, value| !value.is_null() || own.get(name).is_some());
+        let config = Self::guide().with_overrides(&fields)?;
+        config.validate()?;
+        let wrong = |error: ClassNamesError| ModelConfigError::Field(error.to_string());
+        let names = config.class_names().map_err(wrong)?;
+        let count = names.map_or(0, |names| names.as_slice().len());
+        let num_classes = config.num_classes;
+        let rule = format!("at least {count}, for the names in `id2label`");
+        ModelConfigError::unless(count <= num_classes, "num_classes", num_classes, rule)?;
+        Ok(config)
     }
 }
 
@@ -253,7 +246,7 @@ mod tests {
 
     #[test]
     fn other_fields_of_a_file_must_be_null() {
-        let read = |fields: Value| EncoderConfig::from_saved(fields.as_object().unwrap().clone());
+        let read = |fields: Value| EncoderConfig::from_fields(fields.as_object().unwrap().clone());
         let described = json!({"architectures": ["DeepBurnEncoder"], "dtype": "float32",
             "sliding_window": null, "id2label": null, "problem_type": null});
         assert_eq!(read(described).unwrap(), EncoderConfig::guide());

@@ -62,15 +62,6 @@ impl<B: Backend> Encoder<B> {
         Self::with(config, &WeightInit::new(weight_map(config), seed, device))
     }
 
-    /// Returns a model with all weights set to 0, for callers that overwrite them.
-    ///
-    /// # Errors
-    /// Returns [`ModelConfigError`] if `config` is inconsistent.
-    pub fn zeros(config: &EncoderConfig, device: &B::Device) -> Result<Self, ModelConfigError> {
-        config.validate()?;
-        Self::with(config, &WeightInit::zeros(weight_map(config), device))
-    }
-
     /// Returns a model with the weights that `init` provides.
     pub(crate) fn with(
         config: &EncoderConfig,

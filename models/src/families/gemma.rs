@@ -5,16 +5,16 @@ use serde_json::Value;
 use super::config::Family;
 use super::rope::Rope;
 use super::settings::{
-    AttentionSettings, Biases, Defaults, FamilySettings, HeadSettings, LayerForm, LayerSettings,
-    joined, with_common,
+    AttentionSettings, Biases, COMMON, Defaults, FamilySettings, HeadSettings, LayerForm,
+    LayerSettings,
 };
 use super::windows::{LayerType, layer_types, num_layers, positive_or_null, window};
 use crate::activation::Activation;
 use crate::decoder::Rotary;
 use crate::hf::{Accepted, ConfigFields, FieldNames, FixedField, ModelConfigError};
 
-/// The fields that Gemma 2 reads.
-const READ_GEMMA2: [&str; 22] = with_common([
+/// The fields that both read, beside the common ones.
+const BOTH: [&str; 7] = [
     "attention_bias",
     "attn_logit_softcapping",
     "final_logit_softcapping",
@@ -22,13 +22,11 @@ const READ_GEMMA2: [&str; 22] = with_common([
     "layer_types",
     "query_pre_attn_scalar",
     "sliding_window",
-]);
+];
 
-/// The fields that Gemma 3 reads.
-const READ_GEMMA3: [&str; 25] = joined(
-    READ_GEMMA2,
-    ["_sliding_window_pattern", "rope_local_base_freq", "sliding_window_pattern"],
-);
+/// The fields that only Gemma 3 reads.
+const OF_GEMMA3: [&str; 3] =
+    ["_sliding_window_pattern", "rope_local_base_freq", "sliding_window_pattern"];
 
 /// Gemma 1 had the function of the gate under another name, and published files of Gemma 2 have
 /// both.
@@ -54,12 +52,11 @@ impl Family for Gemma2 {
     const NAME: &'static str = "Gemma2";
     const CLASS: &'static str = "Gemma2ForCausalLM";
     const FIELDS: FieldNames =
-        FieldNames { read: &READ_GEMMA2, aliases: &ALIASES, harmless: &[], fixed: &FIXED };
+        FieldNames { read: &[COMMON, &BOTH], aliases: &ALIASES, harmless: &[], fixed: &FIXED };
 
     /// Every second layer has the window, starting with the first.
     fn settings(fields: &mut ConfigFields) -> Result<FamilySettings, ModelConfigError> {
-        let sizes = Sizes { vocab_size: 256_000, max_len: 8192, form: LayerForm::Gemma2 };
-        let settings = sizes.read(fields, [Some(50.0), Some(30.0)])?;
+        let settings = read(fields, LayerForm::Gemma2, GEMMA2, [Some(50.0), Some(30.0)])?;
         let rotary = Rope::new(&settings, 1e4).read(fields)?;
         let types = |layer: usize| match layer.is_multiple_of(2) {
             true => LayerType::Sliding,
@@ -73,13 +70,18 @@ impl Family for Gemma3 {
     const MODEL_TYPE: &'static str = "gemma3_text";
     const NAME: &'static str = "Gemma3";
     const CLASS: &'static str = "Gemma3ForCausalLM";
-    const FIELDS: FieldNames =
-        FieldNames { read: &READ_GEMMA3, aliases: &ALIASES, harmless: &[], fixed: &FIXED };
+    const FIELDS: FieldNames = FieldNames {
+        read: &[COMMON, &BOTH, &OF_GEMMA3],
+        aliases: &ALIASES,
+        harmless: &[],
+        fixed: &FIXED,
+    };
 
     /// Every sixth layer has no window, and another rotation.
     fn settings(fields: &mut ConfigFields) -> Result<FamilySettings, ModelConfigError> {
-        let sizes = Sizes { vocab_size: 262_208, max_len: 131_072, form: LayerForm::Gemma3 };
-        let settings = sizes.read(fields, [None, None])?;
+        // The other defaults of `transformers` are the same, the values of Gemma 2 2B.
+        let default = Defaults { vocab_size: 262_208, max_len: 131_072, ..GEMMA2 };
+        let settings = read(fields, LayerForm::Gemma3, default, [None, None])?;
         let rotations = Rope::new(&settings, 1e6).read_by_layer_type(fields)?;
         // Version 5 writes the older name with an underscore.
         let older = positive_or_null(fields, "sliding_window_pattern", None)?;
@@ -93,55 +95,45 @@ impl Family for Gemma3 {
     }
 }
 
-/// Defaults that differ.
-struct Sizes {
-    vocab_size: usize,
-    max_len: usize,
-    form: LayerForm,
-}
+/// The defaults of Gemma 2.
+const GEMMA2: Defaults = Defaults {
+    vocab_size: 256_000,
+    hidden_size: 2304,
+    intermediate_size: 9216,
+    heads: 8,
+    key_value_heads: Some(4),
+    head_width: Some(256),
+    max_len: 8192,
+    epsilon: 1e-6,
+    is_tied: true,
+    activation: ("hidden_activation", Activation::GeluPytorchTanh),
+};
 
-impl Sizes {
-    /// Reads the fields that both have, except for the fields of the layers. `caps` are the
-    /// defaults of the limits of scores and logits.
-    fn read(
-        self,
-        fields: &mut ConfigFields,
-        caps: [Option<f64>; 2],
-    ) -> Result<FamilySettings, ModelConfigError> {
-        // Apart from the fields of `Sizes`, both configurations of `transformers` default to the
-        // values of Gemma 2 2B.
-        let default = Defaults {
-            vocab_size: self.vocab_size,
-            hidden_size: 2304,
-            intermediate_size: 9216,
-            heads: 8,
-            key_value_heads: Some(4),
-            head_width: Some(256),
-            max_len: self.max_len,
-            epsilon: 1e-6,
-            is_tied: true,
-            activation: ("hidden_activation", Activation::GeluPytorchTanh),
-        };
-        let settings = FamilySettings::read(fields, self.form, default)?;
-        let bias = fields.flag("attention_bias", false)?;
-        let cap = |fields: &mut ConfigFields, name, default| {
-            fields.take_nullable(name, default, "a positive number or null", Value::as_f64)
-        };
-        let attention = AttentionSettings {
-            query_scalar: fields.number("query_pre_attn_scalar", 256.0)?,
-            soft_cap: cap(fields, "attn_logit_softcapping", caps[0])?,
-            ..settings.attention
-        };
-        Ok(FamilySettings {
-            biases: Biases { inputs: bias, output: bias, feed_forward: false },
-            attention,
-            head: HeadSettings {
-                soft_cap: cap(fields, "final_logit_softcapping", caps[1])?,
-                ..settings.head
-            },
-            ..settings
-        })
-    }
+/// Reads the fields that both have, except for the fields of the layers. `caps` are the defaults of
+/// the limits of scores and logits.
+fn read(
+    fields: &mut ConfigFields,
+    form: LayerForm,
+    default: Defaults,
+    caps: [Option<f64>; 2],
+) -> Result<FamilySettings, ModelConfigError> {
+    let settings = FamilySettings::read(fields, form, default)?;
+    let bias = fields.flag("attention_bias", false)?;
+    let cap = |fields: &mut ConfigFields, name, default| {
+        fields.take_nullable(name, default, "a positive number or null", Value::as_f64)
+    };
+    let attention = AttentionSettings {
+        query_scalar: fields.number("query_pre_attn_scalar", 256.0)?,
+        soft_cap: cap(fields, "attn_logit_softcapping", caps[0])?,
+        ..settings.attention
+    };
+    let soft_cap = cap(fields, "final_logit_softcapping", caps[1])?;
+    Ok(FamilySettings {
+        biases: Biases { inputs: bias, output: bias, feed_forward: false },
+        attention,
+        head: HeadSettings { soft_cap, ..settings.head },
+        ..settings
+    })
 }
 
 /// Reads the layers. `rotations` are the rotations of full and of sliding layers.

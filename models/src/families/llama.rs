@@ -2,12 +2,9 @@
 
 use super::config::Family;
 use super::rope::Rope;
-use super::settings::{Biases, Defaults, FamilySettings, LayerForm, LayerSettings, with_common};
+use super::settings::{Biases, COMMON, Defaults, FamilySettings, LayerForm, LayerSettings};
 use super::windows::num_layers;
 use crate::hf::{Accepted, ConfigFields, FieldNames, FixedField, ModelConfigError};
-
-/// The fields that Llama reads.
-const READ: [&str; 18] = with_common(["attention_bias", "hidden_act", "mlp_bias"]);
 
 /// Llama 2 and 3, and SmolLM2.
 #[derive(Clone, Debug, PartialEq)]
@@ -18,7 +15,7 @@ impl Family for Llama {
     const NAME: &'static str = "Llama";
     const CLASS: &'static str = "LlamaForCausalLM";
     const FIELDS: FieldNames = FieldNames {
-        read: &READ,
+        read: &[COMMON, &["attention_bias", "hidden_act", "mlp_bias"]],
         aliases: &[],
         // Slices the products of a layer, which changes their order of addition only.
         harmless: &["pretraining_tp"],

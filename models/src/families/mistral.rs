@@ -2,12 +2,9 @@
 
 use super::config::Family;
 use super::rope::Rope;
-use super::settings::{Defaults, FamilySettings, LayerForm, LayerSettings, with_common};
+use super::settings::{COMMON, Defaults, FamilySettings, LayerForm, LayerSettings};
 use super::windows::{num_layers, window};
 use crate::hf::{ConfigFields, FieldNames, ModelConfigError};
-
-/// The fields that Mistral reads.
-const READ: [&str; 17] = with_common(["hidden_act", "sliding_window"]);
 
 /// Mistral.
 #[derive(Clone, Debug, PartialEq)]
@@ -17,7 +14,12 @@ impl Family for Mistral {
     const MODEL_TYPE: &'static str = "mistral";
     const NAME: &'static str = "Mistral";
     const CLASS: &'static str = "MistralForCausalLM";
-    const FIELDS: FieldNames = FieldNames { read: &READ, aliases: &[], harmless: &[], fixed: &[] };
+    const FIELDS: FieldNames = FieldNames {
+        read: &[COMMON, &["hidden_act", "sliding_window"]],
+        aliases: &[],
+        harmless: &[],
+        fixed: &[],
+    };
 
     /// All layers have the window.
     fn settings(fields: &mut ConfigFields) -> Result<FamilySettings, ModelConfigError> {

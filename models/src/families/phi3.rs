@@ -2,19 +2,19 @@
 
 use super::config::Family;
 use super::rope::Rope;
-use super::settings::{Defaults, Dropouts, FamilySettings, LayerForm, LayerSettings, with_common};
+use super::settings::{COMMON, Defaults, Dropouts, FamilySettings, LayerForm, LayerSettings};
 use super::windows::{num_layers, window};
 use crate::hf::{ConfigFields, FieldNames, ModelConfigError};
 
-/// The fields that Phi 3 reads.
-const READ: [&str; 21] = with_common([
+/// The fields that Phi 3 reads, beside the common ones.
+const READ: [&str; 6] = [
     "embd_pdrop",
     "hidden_act",
     "original_max_position_embeddings",
     "partial_rotary_factor",
     "resid_pdrop",
     "sliding_window",
-]);
+];
 
 /// Phi 3 and 4.
 #[derive(Clone, Debug, PartialEq)]
@@ -25,7 +25,7 @@ impl Family for Phi3 {
     const NAME: &'static str = "Phi3";
     const CLASS: &'static str = "Phi3ForCausalLM";
     const FIELDS: FieldNames = FieldNames {
-        read: &READ,
+        read: &[COMMON, &READ],
         aliases: &[],
         // Biases of other models: Phi 3 has none.
         harmless: &["attention_bias", "lm_head_bias"],

@@ -2,21 +2,13 @@
 
 use super::config::Family;
 use super::rope::Rope;
-use super::settings::{
-    Biases, Defaults, FamilySettings, LayerForm, LayerSettings, joined, with_common,
-};
+use super::settings::{Biases, COMMON, Defaults, FamilySettings, LayerForm, LayerSettings};
 use super::windows::{LayerType, layer_types, num_layers, window};
 use crate::hf::{Accepted, ConfigFields, FieldNames, FixedField, ModelConfigError};
 
 /// The fields that both read, beside the common ones.
 const BOTH: [&str; 5] =
     ["hidden_act", "layer_types", "max_window_layers", "sliding_window", "use_sliding_window"];
-
-/// The fields that Qwen 2 reads.
-const READ_QWEN2: [&str; 20] = with_common(BOTH);
-
-/// The fields that Qwen 3 reads.
-const READ_QWEN3: [&str; 21] = with_common::<6, 21>(joined(["attention_bias"], BOTH));
 
 /// Fields of other models of the family.
 const FIXED: [FixedField; 1] = [FixedField {
@@ -38,7 +30,7 @@ impl Family for Qwen2 {
     const NAME: &'static str = "Qwen2";
     const CLASS: &'static str = "Qwen2ForCausalLM";
     const FIELDS: FieldNames =
-        FieldNames { read: &READ_QWEN2, aliases: &[], harmless: &[], fixed: &FIXED };
+        FieldNames { read: &[COMMON, &BOTH], aliases: &[], harmless: &[], fixed: &FIXED };
 
     /// Queries, keys and values always have biases.
     fn settings(fields: &mut ConfigFields) -> Result<FamilySettings, ModelConfigError> {
@@ -51,8 +43,12 @@ impl Family for Qwen3 {
     const MODEL_TYPE: &'static str = "qwen3";
     const NAME: &'static str = "Qwen3";
     const CLASS: &'static str = "Qwen3ForCausalLM";
-    const FIELDS: FieldNames =
-        FieldNames { read: &READ_QWEN3, aliases: &[], harmless: &[], fixed: &FIXED };
+    const FIELDS: FieldNames = FieldNames {
+        read: &[COMMON, &["attention_bias"], &BOTH],
+        aliases: &[],
+        harmless: &[],
+        fixed: &FIXED,
+    };
 
     fn settings(fields: &mut ConfigFields) -> Result<FamilySettings, ModelConfigError> {
         let settings = read(fields, LayerForm::HeadNorms, Some(128))?;

@@ -94,9 +94,8 @@ impl Rope {
         let own = parameters.number("rope_theta", 1.0)?;
         let theta = agreed(parameters, "rope_theta", own, older)?.unwrap_or(theta);
         // With such a base, all frequencies are normal f32 numbers.
-        if !(1.0..1e30).contains(&theta) {
-            return Err(ModelConfigError::value(theta_name, theta, "a number above 1"));
-        }
+        let fits = (1.0..1e30).contains(&theta);
+        ModelConfigError::unless(fits, theta_name, theta, "a number above 1")?;
         let older = optional_number(fields, "partial_rotary_factor")?;
         let own = parameters.number("partial_rotary_factor", 0.0)?;
         let share = agreed(parameters, "partial_rotary_factor", own, older)?.unwrap_or(1.0);
@@ -180,11 +179,9 @@ impl Rope {
             true => 1.0,
             false => (1.0 + growth.ln() / (original_len as f64).ln()).sqrt(),
         });
-        if !attention_factor.is_finite() {
-            let rule = "an integer above 1, by whose logarithm the attention factor is divided";
-            let name = "original_max_position_embeddings";
-            return Err(ModelConfigError::value(name, original_len, rule));
-        }
+        let rule = "an integer above 1, by whose logarithm the attention factor is divided";
+        let name = "original_max_position_embeddings";
+        ModelConfigError::unless(attention_factor.is_finite(), name, original_len, rule)?;
         Ok(RotaryScaling::LongRope { short_factor, long_factor, original_len, attention_factor })
     }
 }

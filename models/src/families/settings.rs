@@ -159,7 +159,7 @@ impl Defaults {
 }
 
 /// The fields that all families read.
-const COMMON: [&str; 15] = [
+pub(super) const COMMON: &[&str] = &[
     "attention_dropout",
     "head_dim",
     "hidden_size",
@@ -176,29 +176,6 @@ const COMMON: [&str; 15] = [
     "tie_word_embeddings",
     "vocab_size",
 ];
-
-/// Returns the fields of a family: the fields that all families read, and its `own`.
-pub(super) const fn with_common<const OWN: usize, const ALL: usize>(
-    own: [&'static str; OWN],
-) -> [&'static str; ALL] {
-    joined(COMMON, own)
-}
-
-/// Returns two lists of fields as one.
-pub(super) const fn joined<const A: usize, const B: usize, const ALL: usize>(
-    first: [&'static str; A],
-    second: [&'static str; B],
-) -> [&'static str; ALL] {
-    assert!(ALL == A + B);
-    let mut all = [""; ALL];
-    let mut index = 0;
-    // Constant functions cannot use iterators.
-    while index < ALL {
-        all[index] = if index < A { first[index] } else { second[index - A] };
-        index += 1;
-    }
-    all
-}
 
 impl FamilySettings {
     /// Reads the fields that all families have. There are no layers yet.
@@ -284,10 +261,9 @@ impl FamilySettings {
             check_size(name, value, MAX_SIZE)?;
         }
         check_size("num_hidden_layers", self.layers.len(), MAX_LAYERS)?;
-        if !heads.is_multiple_of(key_value_heads) {
-            let rule = format!("a divisor of `num_attention_heads` = {heads}");
-            return Err(ModelConfigError::value("num_key_value_heads", key_value_heads, rule));
-        }
+        let fits = heads.is_multiple_of(key_value_heads);
+        let rule = format!("a divisor of `num_attention_heads` = {heads}");
+        ModelConfigError::unless(fits, "num_key_value_heads", key_value_heads, rule)?;
         check_probability("attention_dropout", self.dropout.attention)?;
         check_probability("embd_pdrop", self.dropout.embedding)?;
         check_probability("resid_pdrop", self.dropout.residual)?;

@@ -1,9 +1,9 @@
 //! Implementation of the model traits for GPT-2 with a classification head.
 //!
-//! [`ClassifierConfig`] implements these traits, and [`Gpt2Config`] is a configuration of the
-//! [decoder](crate::decoder). File contents and tensor names match `GPT2LMHeadModel` and
-//! `GPT2ForSequenceClassification` of `transformers`, so each library can load folders that the
-//! other has saved.
+//! [`ClassifierConfig`] implements these traits, and [`Gpt2Config`](super::Gpt2Config) is a
+//! configuration of the [decoder](crate::decoder). File contents and tensor names match
+//! `GPT2LMHeadModel` and `GPT2ForSequenceClassification` of `transformers`, so each library can
+//! load folders that the other has saved.
 //!
 //! ```text
 //!                     language model                              classifier
@@ -22,13 +22,12 @@ use std::path::Path;
 use burn::tensor::backend::Backend;
 use deepburn_files::safetensors::FloatType;
 use deepburn_weights::WeightMap;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::classifier::{ClassifierConfig, Gpt2Classifier};
-use super::config::Gpt2Config;
 use super::model::PretrainedGpt2;
 use super::parameters::classifier_map;
-use crate::architecture::{Architecture, BuildModel, MatrixUse, SavedConfig, TextClassifierConfig};
+use crate::architecture::{Architecture, BuildModel, MatrixUse, TextClassifierConfig};
 use crate::decoder::{DecoderConfig, document};
 use crate::hf::{
     CONFIG, ClassNames, ClassNamesError, JsonFiles, ModelConfigError, ModelFolderError, ProblemType,
@@ -83,16 +82,6 @@ impl Architecture for ClassifierConfig {
 }
 
 /// Reading a configuration.
-impl SavedConfig for ClassifierConfig {
-    /// `gpt2`, as of the language model. The field `architectures` tells them apart.
-    const MODEL_TYPE: &'static str = <Gpt2Config as DecoderConfig>::MODEL_TYPE;
-
-    fn from_fields(fields: Map<String, Value>) -> Result<Self, ModelConfigError> {
-        Self::from_saved(fields)
-    }
-}
-
-/// Limits and class names, forwarded to the inherent methods.
 impl TextClassifierConfig for ClassifierConfig {
     fn limits(&self) -> TextLimits {
         Self::limits(self)

@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 
 use super::config::Gpt2Config;
 use super::model::{Gpt2, PretrainedGpt2};
-use crate::architecture::Architecture;
+use crate::architecture::{Architecture, SavedConfig};
 use crate::decoder::{DecoderConfig, SCORE};
 use crate::hf::{ClassNames, ClassNamesError, ModelConfigError, ModelFolderError, ProblemType};
 use crate::texts::{TextBatch, TextClassifier, TextLimits};
@@ -51,28 +51,6 @@ struct Score<B: Backend> {
 }
 
 impl ClassifierConfig {
-    /// Reads the fields of a saved `config.json`. As in `transformers`, a classifier has two
-    /// classes if the fields do not say how many, and a model with one output predicts a number.
-    ///
-    /// # Errors
-    /// Returns [`ModelConfigError`] if a field belongs to another model, has the wrong type or is
-    /// out of range.
-    pub fn from_saved(fields: Map<String, Value>) -> Result<Self, ModelConfigError> {
-        let body = Gpt2Config::try_from_fields(fields)?;
-        let num_classes = body.extra.num_labels().unwrap_or(2);
-        let problem_type = match body.extra.problem_type()? {
-            Some(problem_type) => problem_type,
-            None if num_classes == 1 => {
-                tracing::info!(
-                    "config.json has one label and no problem_type: the model predicts a number, as in `transformers`"
-                );
-                ProblemType::Regression
-            }
-            None => ProblemType::default(),
-        };
-        Ok(Self { body, num_classes, problem_type })
-    }
-
     /// Returns the limits on texts and labels.
     #[must_use]
     pub fn limits(&self) -> TextLimits {
@@ -99,7 +77,10 @@ impl ClassifierConfig {
     /// Replaces the fields of `config.json` that describe the outputs. Single-label classification
     /// is the default and is not written.
     pub(crate) fn describe_outputs(&self, fields: &mut Map<String, Value>) {
-        fields.extend(self.labels());
+        // Invalid names, and names for more classes than `num_classes`, were inherited from the
+        // pretrained model and are ignored.
+        let names = self.class_names().unwrap_or_default();
+        fields.extend(ClassNames::fields(names.as_ref(), self.num_classes));
         // A number that was inherited from the pretrained model would contradict the names.
         if let Some(inherited) = fields.get_mut("num_labels") {
             *inherited = self.num_classes.into();
@@ -108,14 +89,6 @@ impl ClassifierConfig {
         if is_given || !self.problem_type.is_single_label() {
             fields.insert(ProblemType::FIELD.into(), self.problem_type.name().into());
         }
-    }
-
-    /// Returns the `config.json` fields that describe the classes.
-    fn labels(&self) -> Map<String, Value> {
-        // Invalid names, and names for more classes than `num_classes`, were inherited from the
-        // pretrained model and are ignored.
-        let names = self.class_names().unwrap_or_default();
-        ClassNames::fields(names.as_ref(), self.num_classes)
     }
 
     /// Returns the class names; `None` if the classes are only numbered, or if the config has names
@@ -148,6 +121,32 @@ impl ClassifierConfig {
     }
 }
 
+impl SavedConfig for ClassifierConfig {
+    const MODEL_TYPE: &'static str = <Gpt2Config as DecoderConfig>::MODEL_TYPE;
+
+    /// Reads the fields of a saved `config.json`. As in `transformers`, a classifier has two
+    /// classes if the fields do not say how many, and a model with one output predicts a number.
+    ///
+    /// # Errors
+    /// Returns [`ModelConfigError`] if a field belongs to another model, has the wrong type or is
+    /// out of range.
+    fn from_fields(fields: Map<String, Value>) -> Result<Self, ModelConfigError> {
+        let body = Gpt2Config::from_fields(fields)?;
+        let num_classes = body.extra.num_labels().unwrap_or(2);
+        let problem_type = match body.extra.problem_type()? {
+            Some(problem_type) => problem_type,
+            None if num_classes == 1 => {
+                tracing::info!(
+                    "config.json has one label and no problem_type: the model predicts a number, as in `transformers`"
+                );
+                ProblemType::Regression
+            }
+            None => ProblemType::default(),
+        };
+        Ok(Self { body, num_classes, problem_type })
+    }
+}
+
 impl<B: Backend> Gpt2Classifier<B> {
     /// Returns a model with random initial weights. The values of a parameter depend only on `seed`
     /// and its path.
@@ -169,10 +168,8 @@ impl<B: Backend> Gpt2Classifier<B> {
     /// Returns [`ModelConfigError`] if the config is inconsistent.
     pub fn zeros(config: &ClassifierConfig, device: &B::Device) -> Result<Self, ModelConfigError> {
         let transformer = Gpt2::zeros(&config.headless(), device)?;
-        Ok(Self {
-            transformer,
-            score: Score::with(&WeightInit::zeros(config.weight_map(), device)),
-        })
+        let weight = WeightInit::zeros(config.weight_map(), device).param(SCORE);
+        Ok(Self { transformer, score: Score { weight } })
     }
 
     /// Loads a classifier from a checkpoint.
@@ -250,12 +247,7 @@ impl<B: Backend> Score<B> {
 
     /// Returns a head that is initialized randomly from `seed` when it is first used.
     fn new(config: &ClassifierConfig, seed: u64, device: &B::Device) -> Self {
-        Self::with(&WeightInit::new(config.weight_map(), seed, device))
-    }
-
-    /// Returns a head with the weights that `init` provides.
-    fn with(init: &WeightInit<B>) -> Self {
-        Self { weight: init.param(SCORE) }
+        Self { weight: WeightInit::new(config.weight_map(), seed, device).param(SCORE) }
     }
 }
 

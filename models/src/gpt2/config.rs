@@ -117,10 +117,9 @@ impl Gpt2Config {
         if let Some(width) = self.n_inner {
             check_size("n_inner", width, MAX_SIZE)?;
         }
-        if !self.n_embd.is_multiple_of(self.n_head) {
-            let rule = format!("a divisor of `n_embd` = {}", self.n_embd);
-            return Err(ModelConfigError::value("n_head", self.n_head, rule));
-        }
+        let (width, heads) = (self.n_embd, self.n_head);
+        let rule = format!("a divisor of `n_embd` = {width}");
+        ModelConfigError::unless(width.is_multiple_of(heads), "n_head", heads, rule)?;
         check_probability("resid_pdrop", self.resid_pdrop)?;
         check_probability("embd_pdrop", self.embd_pdrop)?;
         check_probability("attn_pdrop", self.attn_pdrop)?;
@@ -132,8 +131,7 @@ impl Gpt2Config {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Architecture;
-    use crate::decoder::DecoderConfig;
+    use crate::{Architecture, LanguageModelConfig};
     use proptest::prelude::*;
 
     fn sized(n_embd: usize, n_layer: usize, n_head: usize) -> Gpt2Config {

@@ -8,20 +8,17 @@
 //! `transformers`, so a file written by `transformers` describes the same model in both libraries.
 //! Aliases are written under the main name of the field.
 
-use std::str::FromStr;
-
 use serde_json::{Map, Value, json};
 
 use super::config::Gpt2Config;
 use crate::activation::Activation;
+use crate::architecture::SavedConfig;
 use crate::decoder::{DecoderConfig, DecoderParts};
-use crate::hf::{
-    Accepted, ConfigFields, ExtraFields, FieldNames, FixedField, ModelConfigError, read_fields,
-};
+use crate::hf::{Accepted, ConfigFields, ExtraFields, FieldNames, FixedField, ModelConfigError};
 
 /// The field names that GPT-2 knows.
 const NAMES: FieldNames =
-    FieldNames { read: &READ, aliases: &ALIASES, harmless: &HARMLESS, fixed: &FIXED };
+    FieldNames { read: &[&READ], aliases: &ALIASES, harmless: &HARMLESS, fixed: &FIXED };
 
 /// Aliases of fields: the generic names of `transformers`, and the obsolete `n_ctx`.
 const ALIASES: [(&str, &str); 5] = [
@@ -137,20 +134,6 @@ impl DecoderConfig for Gpt2Config {
     }
 }
 
-impl FromStr for Gpt2Config {
-    /// The first error found.
-    type Err = ModelConfigError;
-
-    /// Parses the text of a `config.json`. Missing fields have the defaults of `transformers`.
-    ///
-    /// # Errors
-    /// Returns [`ModelConfigError::Syntax`] if the text is not a JSON object, or the error of an
-    /// invalid field.
-    fn from_str(text: &str) -> Result<Self, ModelConfigError> {
-        Self::try_from(read_fields(text)?)
-    }
-}
-
 impl TryFrom<Map<String, Value>> for Gpt2Config {
     /// The first invalid field.
     type Error = ModelConfigError;
@@ -161,7 +144,7 @@ impl TryFrom<Map<String, Value>> for Gpt2Config {
     /// Returns [`ModelConfigError`] if the config belongs to another model, a field has the wrong
     /// type or is out of range, or a field that is not read may change what the model computes.
     fn try_from(fields: Map<String, Value>) -> Result<Self, ModelConfigError> {
-        Self::try_from_fields(fields)
+        Self::from_fields(fields)
     }
 }
 
@@ -202,10 +185,11 @@ impl From<Gpt2Config> for Map<String, Value> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hf::ExtraFields;
+    use crate::architecture::LanguageModelConfig;
+    use crate::hf::{ExtraFields, read_fields};
 
     fn read(text: &str) -> Result<Gpt2Config, ModelConfigError> {
-        text.parse()
+        Gpt2Config::try_from(read_fields(text)?)
     }
 
     /// The config of `openai-community/gpt2`, as published in 2019.

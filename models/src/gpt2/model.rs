@@ -16,7 +16,7 @@ pub type PretrainedGpt2 = PretrainedDecoder<Gpt2Config>;
 /// The prefix of tensor names in `transformers`. The tensors of the heads do not have it.
 pub(super) const PREFIX: &str = "transformer.";
 /// The name of the output projection.
-pub(super) const HEAD: &str = "lm_head";
+const HEAD: &str = "lm_head";
 
 /// Names of the causal-mask buffers, which old checkpoints contain.
 const MASK_BUFFERS: [&str; 2] = ["transformer.h.*.attn.bias", "transformer.h.*.attn.masked_bias"];

@@ -1,23 +1,10 @@
-//! The names of GPT-2's parameters in files, and the weight map of a classifier.
+//! The weight map of a classifier.
 
 use deepburn_weights::{Composition, InitialValues, Origin, Weight, WeightMap};
 
 use super::config::Gpt2Config;
-use super::model::{HEAD, PREFIX};
+use super::model::PREFIX;
 use crate::decoder::SCORE;
-
-/// Returns the `transformers` name of the parameter at a module path.
-///
-/// ```
-/// use deepburn_models::gpt2::hf_name;
-/// assert_eq!(hf_name("h.0.ln_1.weight"), "transformer.h.0.ln_1.weight");
-/// assert_eq!(hf_name("lm_head.weight"), "lm_head.weight");
-/// ```
-#[must_use]
-pub fn hf_name(path: &str) -> String {
-    let is_head = path == SCORE || path.strip_suffix(".weight") == Some(HEAD);
-    if is_head { path.to_owned() } else { format!("{PREFIX}{path}") }
-}
 
 /// Returns the map of a classifier. Its body has no head and is a part of the module, so module
 /// paths and tensor names are equal.
@@ -95,8 +82,9 @@ mod tests {
                 assert_eq!(map.tensor_name(&name), Some(name));
             }
         }
-        assert_eq!(hf_name("wte.weight"), "transformer.wte.weight");
-        assert_eq!(hf_name("lm_head.weight"), "lm_head.weight");
+        let map = Gpt2Config::small().weight_map();
+        assert_eq!(map.stored_name("wte.weight"), "transformer.wte.weight");
+        assert_eq!(map.stored_name("lm_head.weight"), "lm_head.weight");
     }
 
     #[test]

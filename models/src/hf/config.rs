@@ -146,8 +146,8 @@ pub fn is_sequence_classifier(fields: &Map<String, Value>) -> bool {
 /// The names of the fields that a model knows.
 #[derive(Clone, Copy, Debug)]
 pub struct FieldNames {
-    /// The fields that the model reads.
-    pub read: &'static [&'static str],
+    /// The fields that the model reads, in lists that models share.
+    pub read: &'static [&'static [&'static str]],
     /// Aliases of these fields: `(alias, name)`.
     pub aliases: &'static [(&'static str, &'static str)],
     /// Fields that do not change what the model computes, in addition to the fields that are
@@ -203,9 +203,14 @@ impl FieldNames {
         Ok(fields)
     }
 
+    /// Returns the fields that the model reads.
+    fn reads(self) -> impl Iterator<Item = &'static &'static str> {
+        self.read.iter().copied().flatten()
+    }
+
     /// Returns whether the model knows a field with this name.
     fn has(self, name: &str) -> bool {
-        self.read.contains(&name) || self.is_harmless(name) || self.fixed(name).is_some()
+        self.reads().any(|own| *own == name) || self.is_harmless(name) || self.fixed(name).is_some()
     }
 
     /// Returns whether a field never changes what the model computes.
@@ -254,7 +259,7 @@ impl FieldNames {
     fn is_misspelt(self, name: &str) -> bool {
         let allowed = if name.len() < 8 { 1 } else { 2 };
         let aliases = self.aliases.iter().map(|(alias, _)| alias);
-        let mut own = self.read.iter().chain(aliases);
+        let mut own = self.reads().chain(aliases);
         own.any(|own| strsim::osa_distance(name, own) <= allowed)
     }
 
@@ -271,13 +276,15 @@ impl FieldNames {
     /// must exceed 0.8.
     fn nearest(self, name: &str) -> String {
         let aliases = self.aliases.iter().map(|(alias, _)| alias);
-        let known = self.read.iter().chain(aliases).chain(self.harmless).chain(HARMLESS);
+        let known = self.reads().chain(aliases).chain(self.harmless).chain(HARMLESS);
         known
             .map(|candidate| (strsim::jaro_winkler(name, candidate), candidate))
             .filter(|(similarity, _)| *similarity > 0.8)
             .max_by(|(a, _), (b, _)| a.total_cmp(b))
             .map(|(_, candidate)| format!("; did you mean `{candidate}`?"))
-            .unwrap_or_else(|| format!("; remove it, or use one of {}", self.read.join(", ")))
+            .unwrap_or_else(|| {
+                format!("; remove it, or use one of {}", self.read.concat().join(", "))
+            })
     }
 }
 
@@ -420,10 +427,8 @@ pub(crate) fn check_size(
     value: usize,
     max: usize,
 ) -> Result<(), ModelConfigError> {
-    if (1..=max).contains(&value) {
-        return Ok(());
-    }
-    Err(ModelConfigError::value(name, value, format!("an integer from 1 to {max}")))
+    let rule = format!("an integer from 1 to {max}");
+    ModelConfigError::unless((1..=max).contains(&value), name, value, rule)
 }
 
 /// Checks a dropout probability.
@@ -431,10 +436,8 @@ pub(crate) fn check_size(
 /// # Errors
 /// Returns [`ModelConfigError::Value`] if it is not in [0, 1).
 pub(crate) fn check_probability(name: &'static str, value: f64) -> Result<(), ModelConfigError> {
-    if (0.0..1.0).contains(&value) {
-        return Ok(());
-    }
-    Err(ModelConfigError::value(name, value, "a probability in [0, 1)"))
+    let fits = (0.0..1.0).contains(&value);
+    ModelConfigError::unless(fits, name, value, "a probability in [0, 1)")
 }
 
 /// Checks a number that models use as f32, in which it must not underflow or overflow.
@@ -442,10 +445,8 @@ pub(crate) fn check_probability(name: &'static str, value: f64) -> Result<(), Mo
 /// # Errors
 /// Returns [`ModelConfigError::Value`] if it is not positive, or if f32 cannot hold it.
 pub(crate) fn check_positive(name: &'static str, value: f64) -> Result<(), ModelConfigError> {
-    if (value as f32).is_normal() && value > 0.0 {
-        return Ok(());
-    }
-    Err(ModelConfigError::value(name, value, "a positive number that f32 can hold"))
+    let fits = (value as f32).is_normal() && value > 0.0;
+    ModelConfigError::unless(fits, name, value, "a positive number that f32 can hold")
 }
 
 /// Checks the standard deviation of initial weights.
@@ -453,10 +454,7 @@ pub(crate) fn check_positive(name: &'static str, value: f64) -> Result<(), Model
 /// # Errors
 /// Returns [`ModelConfigError::Value`] if it is not in [0, 1000).
 pub(crate) fn check_deviation(name: &'static str, value: f64) -> Result<(), ModelConfigError> {
-    if (0.0..1e3).contains(&value) {
-        return Ok(());
-    }
-    Err(ModelConfigError::value(name, value, "in [0, 1000)"))
+    ModelConfigError::unless((0.0..1e3).contains(&value), name, value, "in [0, 1000)")
 }
 
 #[cfg(test)]
@@ -466,7 +464,7 @@ mod tests {
     use serde_json::json;
 
     const NAMES: FieldNames = FieldNames {
-        read: &["n_head", "n_positions"],
+        read: &[&["n_head", "n_positions"]],
         aliases: &[("n_ctx", "n_positions")],
         harmless: &["n_special"],
         fixed: &[FixedField {

@@ -91,6 +91,22 @@ impl ModelConfigError {
         Self::Value { name, value: value.to_string(), rule: rule.into() }
     }
 
+    /// Checks a value that `fits`, or has to satisfy the rule.
+    ///
+    /// # Errors
+    /// Returns [`ModelConfigError::Value`] if it does not fit.
+    pub(crate) fn unless(
+        fits: bool,
+        name: &'static str,
+        value: impl ToString,
+        rule: impl Into<String>,
+    ) -> Result<(), Self> {
+        match fits {
+            true => Ok(()),
+            false => Err(Self::value(name, value, rule)),
+        }
+    }
+
     /// Returns the error for a value that `accepts` rejects, like [`value`](Self::value). It
     /// proposes a number or a boolean in quotes without them, if `accepts` accepts it then.
     pub(super) fn mistyped(

@@ -1,6 +1,6 @@
 //! Tests of `config.json` files: exports of this and of earlier versions, and of published models.
 
-use deepburn_models::decoder::{AnyDecoder, DecoderConfig};
+use deepburn_models::decoder::AnyDecoder;
 use deepburn_models::encoder::EncoderConfig;
 use deepburn_models::families::{LlamaConfig, Phi3Config};
 use deepburn_models::gpt2::{ClassifierConfig, Gpt2Config};
@@ -123,7 +123,7 @@ fn overrides_that_do_not_fit_an_adapter_are_refused() {
         "vocab_size": 40, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
         "num_attention_heads": 2, "tie_word_embeddings": true,
     }));
-    let decoder = AnyDecoder::new(LlamaConfig::try_from_fields(config).unwrap());
+    let decoder = AnyDecoder::new(LlamaConfig::from_fields(config).unwrap());
     let lora = fields(json!({"trainable_token_indices": [39]}));
     let decoder = decoder.with_adapter(LoraConfig::of_job(&lora).unwrap()).unwrap();
     let error = decoder.with_overrides(&fields(json!({"vocab_size": 39}))).unwrap_err();
@@ -139,7 +139,7 @@ fn an_original_length_without_a_logarithm_is_refused() {
         "type": "longrope", "short_factor": vec![1.0; 48], "long_factor": vec![2.0; 48],
     });
     let phi3 = |original_len: usize| {
-        Phi3Config::try_from_fields(fields(json!({
+        Phi3Config::from_fields(fields(json!({
             "rope_scaling": scaling, "original_max_position_embeddings": original_len,
         })))
     };

@@ -17,7 +17,7 @@ use deepburn_models::decoder::{Decoder, DecoderConfig, PretrainedDecoder};
 use deepburn_models::families::{
     Gemma2Config, Gemma3Config, LlamaConfig, MistralConfig, Phi3Config, Qwen2Config, Qwen3Config,
 };
-use deepburn_models::{Architecture, FloatType};
+use deepburn_models::{Architecture, FloatType, SavedConfig};
 use deepburn_zero::Training;
 use serde_json::Value;
 
@@ -288,10 +288,10 @@ fn check_files<C: DecoderConfig>(folder: &Path, _numbers: &Value, name: &str) {
     let (config, model) = load::<C>(folder);
     let newer = folder.join("config.v5.json");
     if newer.exists() {
-        let newer = C::try_from_fields(read(&newer).as_object().unwrap().clone()).unwrap();
+        let newer = C::from_fields(read(&newer).as_object().unwrap().clone()).unwrap();
         assert_eq!(newer.parts(), config.parts(), "{name}");
     }
-    let again = C::try_from_fields(config.to_fields()).unwrap();
+    let again = C::from_fields(config.to_fields()).unwrap();
     assert_eq!(again.parts(), config.parts(), "{name}");
     let saved = tempfile::tempdir().unwrap();
     model.save(saved.path(), FloatType::F32).unwrap();

@@ -7,6 +7,7 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::Tensor;
 use burn::tensor::backend::AutodiffBackend;
 use burn_flex::Flex;
+use deepburn_models::SavedConfig;
 use deepburn_models::causal_lm::{CausalBatch, IGNORED_LABEL, LanguageModel};
 use deepburn_models::decoder::{Decoder, DecoderConfig};
 use deepburn_models::families::{
@@ -71,7 +72,7 @@ fn tokens(length: usize, first: usize) -> (Vec<u32>, Vec<i64>) {
 }
 
 fn check<C: DecoderConfig>(fields: Value) {
-    let config = C::try_from_fields(fields.as_object().unwrap().clone()).unwrap();
+    let config = C::from_fields(fields.as_object().unwrap().clone()).unwrap();
     let device = Default::default();
     let model: Decoder<B> = Decoder::new(&config, 5, &device).unwrap();
     let (mut ids, mut labels, mut starts) = (Vec::new(), Vec::new(), Vec::new());

@@ -8,7 +8,9 @@ use burn::tensor::{Tensor, TensorData, backend::Backend};
 use burn_flex::Flex;
 use deepburn_models::encoder::{Encoder, EncoderConfig};
 use deepburn_models::hf::{ClassNames, ParameterShape};
-use deepburn_models::{Architecture, FloatType, TextBatch, TextClassifier};
+use deepburn_models::{
+    Architecture, BuildModel, FloatType, SavedConfig, TextBatch, TextClassifier,
+};
 use serde::Deserialize;
 
 #[derive(Deserialize)]
@@ -119,7 +121,7 @@ fn save(config: &EncoderConfig, folder: &std::path::Path) {
 
 fn saved_config(folder: &std::path::Path) -> EncoderConfig {
     let text = std::fs::read_to_string(folder.join("config.json")).unwrap();
-    EncoderConfig::from_saved(serde_json::from_str(&text).unwrap()).unwrap()
+    EncoderConfig::from_fields(serde_json::from_str(&text).unwrap()).unwrap()
 }
 
 #[test]
@@ -130,7 +132,7 @@ fn a_saved_encoder_is_loaded_with_its_names() {
     save(&config().with_class_names(Some(&names)), folder.path());
     let config = saved_config(folder.path());
     assert_eq!(config.class_names().unwrap(), Some(names));
-    let loaded = Encoder::<Flex>::load(folder.path(), &config, &Default::default()).unwrap();
+    let loaded: Encoder<Flex> = config.load(folder.path(), &Default::default()).unwrap();
 
     let Recorded { ids, lengths, labels, logits: expected, .. } = recorded();
     let batch = TextBatch::new(config.limits(), &ids, &lengths, &labels, &Default::default());
@@ -143,7 +145,7 @@ fn an_encoder_that_does_not_fit_its_config_is_named() {
     let folder = tempfile::tempdir().unwrap();
     save(&config(), folder.path());
     let load = |config: &EncoderConfig| {
-        let loaded = Encoder::<Flex>::load(folder.path(), config, &Default::default());
+        let loaded: Result<Encoder<Flex>, _> = config.load(folder.path(), &Default::default());
         loaded.unwrap_err().to_string()
     };
     let error = load(&EncoderConfig { num_classes: 4, ..config() });
@@ -159,7 +161,7 @@ fn an_encoder_that_does_not_fit_its_config_is_named() {
     fields["num_classes"] = 2.into();
     fields["id2label"] = serde_json::json!({"0": "a", "1": "b", "2": "c"});
     fields["label2id"] = serde_json::Value::Null;
-    let error = EncoderConfig::from_saved(fields.as_object().unwrap().clone()).unwrap_err();
+    let error = EncoderConfig::from_fields(fields.as_object().unwrap().clone()).unwrap_err();
     assert!(error.to_string().contains("`num_classes` is 2, but it must be at least 3"), "{error}");
 }
 

@@ -4,8 +4,9 @@
 use std::path::Path;
 
 use deepburn_config::Job;
+use deepburn_models::LanguageModelConfig;
+use deepburn_models::decoder::{DecoderConfig, PretrainedDecoder};
 use deepburn_models::hf::ModelConfigError;
-use deepburn_models::{LanguageModelConfig, LanguageModelFamily};
 use serde_json::{Map, Value};
 
 use crate::failure::Failure;
@@ -16,12 +17,12 @@ use crate::failure::Failure;
 /// # Errors
 /// Returns a user's mistake if the folder has no model, or if a field is unknown, out of range, or
 /// not read although it may change what the model computes.
-pub(crate) fn model_config<C: LanguageModelFamily>(
+pub(crate) fn model_config<C: DecoderConfig>(
     job: &Job,
     pretrained: Option<&Path>,
 ) -> Result<C, Failure> {
     let base = match pretrained {
-        Some(folder) => C::open(folder).map_err(Failure::mistake)?,
+        Some(folder) => PretrainedDecoder::read_config(folder).map_err(Failure::mistake)?,
         None => C::default_size(),
     };
     let named = |error| invalid_field(job, pretrained, &error);

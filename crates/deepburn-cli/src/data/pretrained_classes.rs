@@ -6,8 +6,7 @@
 use std::path::Path;
 
 use deepburn_config::{Job, counted};
-use deepburn_models::LanguageModelFamily;
-use deepburn_models::gpt2::Gpt2Config;
+use deepburn_models::gpt2::PretrainedGpt2;
 use deepburn_models::hf::{ClassNames, ProblemType};
 use serde_json::{Map, Value};
 
@@ -34,7 +33,7 @@ impl<'a> PretrainedClasses<'a> {
     /// # Errors
     /// Returns a user's mistake if the configuration cannot be read.
     pub(crate) fn read(folder: &'a Path) -> Result<Option<Self>, Failure> {
-        let config = Gpt2Config::open(folder).map_err(Failure::mistake)?;
+        let config = PretrainedGpt2::read_config(folder).map_err(Failure::mistake)?;
         if !config.extra.is_sequence_classifier() {
             return Ok(None);
         }

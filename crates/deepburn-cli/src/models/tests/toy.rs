@@ -34,7 +34,7 @@ impl DecoderConfig for ToyConfig {
     const CLASS: &'static str = "ToyForCausalLM";
     const MAX_LEN_FIELD: &'static str = "length";
     const FIELDS: FieldNames =
-        FieldNames { read: &["depth", "vocab_size"], aliases: &[], harmless: &[], fixed: &[] };
+        FieldNames { read: &[&["depth", "vocab_size"]], aliases: &[], harmless: &[], fixed: &[] };
 
     fn default_size() -> Self {
         Self { vocab_size: 11, layers: 2, extra: ExtraFields::default() }

@@ -226,7 +226,7 @@ impl TokenFile {
             Some(at) => Err(DataError::invalid(
                 &self.path,
                 format!(
-                    "has id {} at token {}, but the vocabulary has {} entries, from id 0; tokenize with the model's tokenizer, or raise model.config.vocab_size",
+                    "has id {} at token {}, but the vocabulary has {} entries, from id 0 (the fewer of tokenizer and model); tokenize with the model's tokenizer, or raise model.config.vocab_size if the model has fewer",
                     tokens[at],
                     range.start + at,
                     self.limit

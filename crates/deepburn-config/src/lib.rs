@@ -35,7 +35,7 @@
 //! }"#)?;
 //! let resolved = resolve(&config, &RunContext::on_host(2))?;
 //! assert_eq!(resolved.plan.batch.train_batch_size, 8);
-//! assert_eq!(resolved.plan.gradient_clipping, Some(1.0));
+//! assert_eq!(resolved.plan.backward.gradient_clipping, Some(1.0));
 //! # Ok::<(), deepburn_config::ConfigError>(())
 //! ```
 

@@ -76,7 +76,7 @@ mod tests {
             let resolved = resolve(&RawConfig::from_value(&json).unwrap(), &facts);
             let resolved = resolved.unwrap_or_else(|report| panic!("{report}"));
             assert_eq!(resolved.plan.zero.stage.number(), stage);
-            assert_eq!(resolved.plan.gradient_clipping, None);
+            assert_eq!(resolved.plan.backward.gradient_clipping, None);
             let warned = resolved.notes.iter().filter(|note| note.severity == Severity::Warning);
             assert!(warned.clone().all(|note| note.key == "optimizer"), "{:?}", resolved.notes);
         }

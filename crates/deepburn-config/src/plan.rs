@@ -38,6 +38,8 @@ pub(crate) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 }
 
 /// All settings of a training run, resolved for one world size.
+///
+/// The fields of the groups are fields of the plan in `job.json`, in the order of declaration.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Plan {
     /// The arrangement of the ranks.
@@ -47,10 +49,9 @@ pub struct Plan {
     pub pipeline: Option<PipelinePlan>,
     /// Batch sizes and gradient accumulation.
     pub batch: BatchPlan,
-    /// Dynamic batching by a token budget; `None` for batches with a fixed number of samples.
-    pub dynamic_batching: Option<DynamicBatchingPlan>,
-    /// Curriculum learning with increasing sequence lengths; `None` for sequences of full length.
-    pub curriculum: Option<CurriculumPlan>,
+    /// The number and the length of the samples of a step, if they change during training.
+    #[serde(flatten)]
+    pub data_efficiency: DataEfficiencyPlan,
     /// The optimizer and its hyper-parameters.
     pub optimizer: OptimizerPlan,
     /// Parameter groups. A DeepSpeed configuration cannot define any.
@@ -65,12 +66,37 @@ pub struct Plan {
     pub zero: ZeroPlan,
     /// Data types and loss scaling.
     pub precision: PrecisionPlan,
+    /// The activations that backward reads, and what becomes of its gradients.
+    #[serde(flatten)]
+    pub backward: BackwardPlan,
+    /// What the run shows and writes.
+    #[serde(flatten)]
+    pub outputs: OutputPlan,
+}
+
+/// The number and the length of the samples of a step, if they change during training.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct DataEfficiencyPlan {
+    /// Dynamic batching by a token budget; `None` for batches with a fixed number of samples.
+    pub dynamic_batching: Option<DynamicBatchingPlan>,
+    /// Curriculum learning with increasing sequence lengths; `None` for sequences of full length.
+    pub curriculum: Option<CurriculumPlan>,
+}
+
+/// The activations that backward reads, and what becomes of its gradients.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct BackwardPlan {
     /// Maximum global gradient norm; `None` if clipping is off (0 in the file).
     pub gradient_clipping: Option<f64>,
     /// The reduction of gradients over the ranks.
     pub reduction: ReductionPlan,
     /// Activation checkpointing and activation offload.
     pub activations: ActivationPlan,
+}
+
+/// What a run shows and writes in addition to its metrics.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct OutputPlan {
     /// Console output and timing during training.
     pub report: ReportPlan,
     /// Outputs for monitoring programs.

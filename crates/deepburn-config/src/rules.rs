@@ -58,8 +58,10 @@ pub(crate) fn plan(context: &mut Context<'_>) -> Plan {
     let uses_nvme = matches!(zero.optimizer_states, OptimizerOffload::Nvme(_))
         || activations.offload.swap_file().is_some();
     offload::check_aio(uses_nvme, context);
-    let dynamic_batching = data_efficiency::resolve(context);
-    let curriculum = curriculum::resolve(context);
+    let data_efficiency = DataEfficiencyPlan {
+        dynamic_batching: data_efficiency::resolve(context),
+        curriculum: curriculum::resolve(context),
+    };
     check_optimizer(&optimizer, &schedule, context);
     autotuning::refuse_run(context);
     Plan {
@@ -68,17 +70,20 @@ pub(crate) fn plan(context: &mut Context<'_>) -> Plan {
         param_groups: context.run.param_groups.clone(),
         quantization: context.run.quantization.clone(),
         batch,
-        dynamic_batching,
-        curriculum,
+        data_efficiency,
         schedule,
         precision,
-        // 0 disables clipping in DeepSpeed.
-        gradient_clipping: Some(top.gradient_clipping.value).filter(|clip| *clip > 0.0),
-        reduction: reduction::resolve(&optimizer, zero.stage, context),
+        backward: BackwardPlan {
+            // 0 disables clipping in DeepSpeed.
+            gradient_clipping: Some(top.gradient_clipping.value).filter(|clip| *clip > 0.0),
+            reduction: reduction::resolve(&optimizer, zero.stage, context),
+            activations,
+        },
         optimizer,
-        activations,
-        report: filled!(ReportPlan, top { steps_per_print, wall_clock_breakdown }),
-        monitor: monitor::resolve(context),
+        outputs: OutputPlan {
+            report: filled!(ReportPlan, top { steps_per_print, wall_clock_breakdown }),
+            monitor: monitor::resolve(context),
+        },
         zero,
     }
 }

@@ -60,14 +60,14 @@ fn communication_overlaps_at_stage_3_only() {
 #[test]
 fn the_rest() {
     let plan = plan(&json!({"train_batch_size": 1}));
-    assert_eq!(plan.gradient_clipping, Some(1.0));
-    assert_eq!(plan.reduction.op, GradientReduction::Mean);
-    assert!(!plan.reduction.prescale);
-    assert_eq!(plan.reduction.predivide_factor, 1.0);
-    assert_eq!(plan.report.steps_per_print, None);
-    assert!(!plan.report.wall_clock_breakdown);
-    assert_eq!(with(&json!({"gradient_clipping": 0})).gradient_clipping, None);
-    assert_eq!(with(&json!({"gradient_clipping": 0.5})).gradient_clipping, Some(0.5));
+    assert_eq!(plan.backward.gradient_clipping, Some(1.0));
+    assert_eq!(plan.backward.reduction.op, GradientReduction::Mean);
+    assert!(!plan.backward.reduction.prescale);
+    assert_eq!(plan.backward.reduction.predivide_factor, 1.0);
+    assert_eq!(plan.outputs.report.steps_per_print, None);
+    assert!(!plan.outputs.report.wall_clock_breakdown);
+    assert_eq!(with(&json!({"gradient_clipping": 0})).backward.gradient_clipping, None);
+    assert_eq!(with(&json!({"gradient_clipping": 0.5})).backward.gradient_clipping, Some(0.5));
 }
 
 const ADAM: AdamPlan =
@@ -465,7 +465,7 @@ fn keys_without_effect_are_warnings() {
                 && note.message.contains("ignored")
         });
         assert!(warned, "{more}: {:?}", resolved.notes);
-        assert_eq!(resolved.plan.activations, deepburn_config::ActivationPlan::default());
+        assert_eq!(resolved.plan.backward.activations, deepburn_config::ActivationPlan::default());
         let misspelt = more.replacen(key.rsplit('.').next().unwrap(), "comms_loger", 1);
         assert!(resolved_error(&misspelt).contains("comms_loger"), "{misspelt}");
     }

@@ -69,7 +69,7 @@ fn s1_profiles_ten_steps_and_disagrees_on_two_ranks() {
     let resolved = outcome(&guide("S1.json"), 1).unwrap();
     assert_eq!(resolved.plan.precision.overflow, OverflowPlan::Skip);
     warns(&resolved, "zero_optimization.offload_param.device", "is ignored");
-    let profile = resolved.plan.monitor.profile.unwrap();
+    let profile = resolved.plan.outputs.monitor.profile.unwrap();
     assert_eq!(profile.steps, [1..=10]);
     assert_eq!(profile.under(Path::new("out")), Path::new("profiling_output"));
 }
@@ -137,7 +137,7 @@ fn s4_loads_on_one_rank_and_disagrees_on_two() {
     let resolved = outcome(&guide("S4.json"), 1).unwrap();
     assert_eq!(resolved.plan.zero.stage, Stage::Gradients);
     assert_eq!(resolved.plan.batch.gradient_accumulation_steps, 4);
-    assert_eq!(resolved.plan.report.steps_per_print, Some(2000));
+    assert_eq!(resolved.plan.outputs.report.steps_per_print, Some(2000));
     assert_eq!(resolved.autos["fp16.enabled"].value, false);
     warns(&resolved, "zero_optimization.offload_param.device", "is ignored");
     warns(&resolved, "zero_optimization.stage3_prefetch_bucket_size", "no effect at stage 2");

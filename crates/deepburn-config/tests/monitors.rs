@@ -15,7 +15,7 @@ fn outcome(sections: &str) -> Result<Resolved, String> {
 }
 
 fn plan(sections: &str) -> MonitorPlan {
-    outcome(sections).unwrap_or_else(|report| panic!("{report}")).plan.monitor
+    outcome(sections).unwrap_or_else(|report| panic!("{report}")).plan.outputs.monitor
 }
 
 #[test]
@@ -95,7 +95,7 @@ fn job(training: &str, deepspeed: &str) -> (Job, MonitorPlan) {
     let (job, written) = Job::parse(&text, "job.json", Path::new(""), &request).unwrap();
     let resolved =
         resolve(&written, &job.run_context()).unwrap_or_else(|report| panic!("{report}"));
-    (job, resolved.plan.monitor)
+    (job, resolved.plan.outputs.monitor)
 }
 
 #[test]

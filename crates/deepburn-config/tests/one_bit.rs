@@ -293,7 +293,7 @@ fn settings_of_the_reduction_end_at_the_freeze() {
     }
     assert_eq!(resolved.plan.precision.communication, Precision::Bf16);
     assert_eq!(resolved.plan.precision.accumulation, Precision::Bf16);
-    assert!(resolved.plan.reduction.prescale);
+    assert!(resolved.plan.backward.reduction.prescale);
     let settings = json!({"prescale_gradients": false, "gradient_predivide_factor": 1.0});
     let resolved = one_bit(json!({}), &settings, &RunContext::on_host(2)).unwrap();
     assert!(!resolved.notes.iter().any(|note| note.message.contains("freeze_step")));

@@ -191,12 +191,12 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         checked.map_err(|error| ZeroError::from(AssignmentError::from(error)))?;
         let policy = Policy {
             zero: plan.zero.clone(),
-            reduction: plan.reduction,
+            reduction: plan.backward.reduction,
             precision: plan.precision,
             optimizer: plan.optimizer.clone(),
             param_groups: plan.param_groups.clone(),
             quantization: plan.quantization.clone(),
-            activations: plan.activations.clone(),
+            activations: plan.backward.activations.clone(),
             pipeline,
             // Without replicas, the shard is the whole group, for which `None` stands.
             shard_size: (plan.mesh.replicate > 1).then_some(plan.mesh.shard),

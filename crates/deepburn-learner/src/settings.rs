@@ -21,7 +21,7 @@ impl EngineSettings {
     pub(crate) fn new(plan: &Plan) -> Self {
         Self {
             overflow: plan.precision.overflow,
-            clip: plan.gradient_clipping,
+            clip: plan.backward.gradient_clipping,
             gathers_for_saving: plan.zero.parameters.gather_16bit_weights_on_model_save,
             pass_schedule: pass_schedule(plan),
         }

@@ -82,14 +82,14 @@ pub(crate) fn check_plan(plan: &Plan) -> Result<(), Refusal> {
     }
     let loaders = "the Learner's data loaders make the batches";
     let metrics = "the Learner's metrics and loggers record the run";
-    let monitor = &plan.monitor;
+    let monitor = &plan.outputs.monitor;
     let unsupported = [
         (
-            plan.dynamic_batching.is_some(),
+            plan.data_efficiency.dynamic_batching.is_some(),
             "data_efficiency.data_sampling.dynamic_batching",
             loaders,
         ),
-        (plan.curriculum.is_some(), "curriculum_learning", loaders),
+        (plan.data_efficiency.curriculum.is_some(), "curriculum_learning", loaders),
         (monitor.tensorboard.is_some(), "tensorboard", metrics),
         (monitor.csv.is_some(), "csv_monitor", metrics),
         (monitor.wandb.is_some(), "wandb", metrics),

@@ -294,7 +294,7 @@ mod tests {
                 assert_eq!(plan.batch.train_batch_size, 8);
                 assert_eq!(plan.batch.micro_batch_size, candidate.micro_batch);
                 assert_eq!(
-                    (plan.zero.stage, plan.activations.recompute),
+                    (plan.zero.stage, plan.backward.activations.recompute),
                     (candidate.stage, candidate.recompute)
                 );
                 let optimizer = match plan.zero.optimizer_states {

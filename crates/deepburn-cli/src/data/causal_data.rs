@@ -217,7 +217,7 @@ impl CausalSource {
     {
         let rows = settings.eval_batch_size(plan);
         let eval_max_samples = settings.evaluation.eval_max_samples;
-        let curriculum = plan.curriculum.clone();
+        let curriculum = plan.data_efficiency.curriculum.clone();
         Self(Box::new(TokenSource { loader, eval, shard, rows, eval_max_samples, curriculum }))
     }
 }

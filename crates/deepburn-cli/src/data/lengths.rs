@@ -34,7 +34,7 @@ pub(crate) fn check_length(job: &Job, allowed: usize, field: &str) -> Result<(),
 /// Returns a user's mistake if its shortest length is smaller, or if the end of a sample is what is
 /// learned.
 pub(crate) fn check_curriculum(job: &Job, plan: &Plan, min_tokens: usize) -> Result<(), Failure> {
-    let Some(curriculum) = &plan.curriculum else { return Ok(()) };
+    let Some(curriculum) = &plan.data_efficiency.curriculum else { return Ok(()) };
     if job.data.kind.samples().is_some() {
         return Err(Failure::mistake(format!(
             "deepspeed.curriculum_learning.enabled: is not supported for data of kind \"{}\": it would cut off the \

@@ -84,7 +84,7 @@ impl TextSource {
         settings: &RecipeSettings,
     ) -> Result<Self, DataError> {
         let rows = plan.batch.micro_batch_size;
-        let loader = match &plan.dynamic_batching {
+        let loader = match &plan.data_efficiency.dynamic_batching {
             Some(dynamic) => {
                 let accumulation = plan.batch.gradient_accumulation_steps;
                 let lengths = train.lengths();
@@ -104,7 +104,7 @@ impl TextSource {
         };
         let budget = evaluation_budget(plan, settings.eval_batch_size(plan));
         let eval_max_samples = settings.evaluation.eval_max_samples;
-        let curriculum = plan.curriculum.clone();
+        let curriculum = plan.data_efficiency.curriculum.clone();
         Ok(Self { loader, eval, shard, budget, eval_max_samples, curriculum })
     }
 }
@@ -200,7 +200,7 @@ impl BatchSource<Labeled> for TextSource {
 /// Returns the token budget of an evaluation batch, of `rows` texts without dynamic batching. Texts
 /// are sorted by length, because their order does not matter.
 pub(crate) fn evaluation_budget(plan: &Plan, rows: usize) -> TokenBudget {
-    let budget = match &plan.dynamic_batching {
+    let budget = match &plan.data_efficiency.dynamic_batching {
         Some(dynamic) => budget(dynamic),
         None => TokenBudget { max_batch_size: Some(rows), ..TokenBudget::new(usize::MAX) },
     };

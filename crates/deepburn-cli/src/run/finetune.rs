@@ -228,7 +228,7 @@ impl Run<'_> {
 
     /// Passes the steps to record to the profiler. Only the process of rank 0 writes a profile.
     fn start_profiler(&self) {
-        if let Some(profile) = &self.prepared.preparation.plan.monitor.profile
+        if let Some(profile) = &self.prepared.preparation.plan.outputs.monitor.profile
             && self.ranks.has_first()
         {
             self.profiler

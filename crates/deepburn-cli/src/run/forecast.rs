@@ -143,7 +143,8 @@ impl TrainedModel<'_> {
         change: PassChange,
     ) -> Result<(Plan, Vec<Forecast>), ForecastError> {
         let mut plan = Plan { zero: zero.clone(), ..self.plan.clone() };
-        plan.activations.recompute = change.policy.unwrap_or(plan.activations.recompute);
+        plan.backward.activations.recompute =
+            change.policy.unwrap_or(plan.backward.activations.recompute);
         let sequences = change.sequences.unwrap_or(self.batch.sequences);
         let stages = (self.run)(&plan, BatchShape { sequences, ..self.batch })?;
         Ok((plan, stages))
@@ -343,7 +344,7 @@ fn trained<'a>(preparation: &'a Preparation, ranks: &Ranks) -> (TrainedModel<'a>
 /// budget filled with the longest texts.
 pub(super) fn largest_batch(preparation: &Preparation) -> BatchShape {
     let length = longest(preparation);
-    let sequences = match &preparation.plan.dynamic_batching {
+    let sequences = match &preparation.plan.data_efficiency.dynamic_batching {
         Some(dynamic) => (dynamic.max_tokens as u64 / length).max(1),
         None => preparation.length.batch_sizes.largest().micro_batch_size as u64,
     };

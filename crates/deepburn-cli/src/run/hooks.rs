@@ -104,7 +104,7 @@ pub(super) fn hooks(
     let (job, plan) = (&preparation.job, &preparation.plan);
     let output = &job.training.output_dir;
     let mut hooks: Vec<Box<dyn Hook>> = Vec::new();
-    if plan.monitor.profile.is_some() {
+    if plan.outputs.monitor.profile.is_some() {
         hooks.push(Box::new(ProfileHook { profiler: profiler.clone(), rank }));
     }
     if rank != 0 {
@@ -127,8 +127,8 @@ pub(super) fn hooks(
     }
     let under = |folder: &MonitorFolder| folder.under(output);
     let monitors = Monitors::create(&MonitorFolders {
-        tensorboard: plan.monitor.tensorboard.as_ref().map(under),
-        csv: plan.monitor.csv.as_ref().map(under),
+        tensorboard: plan.outputs.monitor.tensorboard.as_ref().map(under),
+        csv: plan.outputs.monitor.csv.as_ref().map(under),
         loss_scale: plan.precision.uses_fp16(),
         resumed_after: checkpoint.as_ref().map_or(0, ResumedCheckpoint::samples),
     })?;
@@ -138,10 +138,13 @@ pub(super) fn hooks(
     hooks.extend(wandb.as_ref().map(WandbRecord::hook));
     hooks.extend(flops_hook(preparation));
     // The key of `transformers`, or else DeepSpeed's.
-    let logging =
-        job.training.logging.logging_steps.or(plan.report.steps_per_print.map(StepCount::Steps));
+    let logging = job.training.logging.logging_steps.or(plan
+        .outputs
+        .report
+        .steps_per_print
+        .map(StepCount::Steps));
     let every = logging.map(|steps| preparation.length.steps_of(steps));
-    let breakdown = plan.report.wall_clock_breakdown;
+    let breakdown = plan.outputs.report.wall_clock_breakdown;
     // Last, so that a step is shown after its rows were written.
     hooks.push(Box::new(ProgressHook::new(preparation.length.max_steps, every, breakdown)));
     Ok(RankHooks { hooks, metrics, wandb })
@@ -149,7 +152,7 @@ pub(super) fn hooks(
 
 /// Returns the hook of the FLOPS profiler, if it is on.
 fn flops_hook(preparation: &Preparation) -> Option<Box<dyn Hook>> {
-    let plan = preparation.plan.monitor.flops.clone()?;
+    let plan = preparation.plan.outputs.monitor.flops.clone()?;
     let architecture = preparation.subject.info().architecture();
     Some(Box::new(FlopsHook {
         plan,

@@ -160,7 +160,7 @@ pub(crate) fn prepare(
     let preliminary = resolve_preliminary(&written, &facts).map_err(Failure::mistake)?;
     let Resumed { progress, day } = check(&job, &preliminary)?;
     let day = day.unwrap_or_else(Day::today);
-    let (batch, dynamic) = (preliminary.batch, preliminary.dynamic_batching);
+    let (batch, dynamic) = (preliminary.batch, preliminary.data_efficiency.dynamic_batching);
     let batch_sizes = batch_sizes(&job, batch, dynamic.as_ref())?;
     check_evaluation(&job, dynamic.as_ref())?;
     // Limits on a step apply to the largest batch of the schedule.

@@ -60,7 +60,7 @@ impl PreparedRun {
                 Purpose::Evaluate => check_evaluation(job)?,
             }
             // The paths of monitors are checked before the data is read.
-            check_monitors(&job.training.output_dir, &plan.monitor, &request.config)?;
+            check_monitors(&job.training.output_dir, &plan.outputs.monitor, &request.config)?;
             selected.as_ref().map_or(Ok(Resumed::default()), resume::Selected::resumed)
         })?;
         let checkpoint = selected.map(|it| it.checked(&preparation)).transpose()?;
@@ -80,7 +80,7 @@ fn pipeline_layout(preparation: &Preparation) -> Result<Option<PipelineLayout>, 
     if plan.pipeline.is_none() {
         return Ok(None);
     }
-    if plan.monitor.flops.is_some() {
+    if plan.outputs.monitor.flops.is_some() {
         return Err(Failure::mistake(
             "deepspeed.flops_profiler.enabled: a pipeline stage counts its own operations only, and the profile would be of \
              the first stage; set it to false, or train with one stage",

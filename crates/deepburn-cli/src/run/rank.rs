@@ -296,7 +296,7 @@ fn train_plan(preparation: &Preparation, signals: &Signals, resumed: LoopState) 
         max_steps: preparation.length.max_steps,
         batch_sizes: Some(preparation.length.batch_sizes.clone()),
         eval_steps: preparation.interval(job.training.evaluation.eval_steps),
-        counted_step: plan.monitor.flops.as_ref().map(|flops| flops.profile_step),
+        counted_step: plan.outputs.monitor.flops.as_ref().map(|flops| flops.profile_step),
         checkpoints: Some(resume::plan(preparation)),
         interrupt: signals.interrupt(),
         best: best_plan(preparation),

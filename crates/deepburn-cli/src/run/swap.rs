@@ -32,7 +32,9 @@ pub(crate) fn check_swap(
     if let Some(file) = states {
         check("deepspeed.zero_optimization.offload_optimizer.nvme_path", file, state_bytes)?;
     }
-    let Some(file) = preparation.plan.activations.offload.swap_file() else { return Ok(()) };
+    let Some(file) = preparation.plan.backward.activations.offload.swap_file() else {
+        return Ok(());
+    };
     // If both files are in one folder, the sum of their sizes has to fit.
     let shared = states.is_some_and(|states| states.folder == file.folder);
     let bytes = activations.saturating_add(if shared { state_bytes } else { 0 });
@@ -44,7 +46,7 @@ pub(crate) fn check_swap(
 ///
 /// Every process calls it once, before training starts.
 pub(crate) fn announce_swap(preparation: &Preparation) {
-    if let Some(file) = preparation.plan.activations.offload.swap_file() {
+    if let Some(file) = preparation.plan.backward.activations.offload.swap_file() {
         tracing::info!("saved activations are in {}", file.folder.display());
     }
     let Some(nvme) = nvme(preparation) else { return };

@@ -47,7 +47,8 @@ impl WandbRecord {
     /// or shortened.
     pub(super) fn create(run: &PreparedRun) -> Result<Option<Self>, BoxError> {
         let PreparedRun { preparation, checkpoint, .. } = run;
-        let Some(WandbPlan { project, group, team }) = &preparation.plan.monitor.wandb else {
+        let Some(WandbPlan { project, group, team }) = &preparation.plan.outputs.monitor.wandb
+        else {
             return Ok(None);
         };
         let output = &preparation.job.training.output_dir;

@@ -238,7 +238,10 @@ fn summary(source: &str, resolved: &Resolved, schedule: &Value) -> Vec<String> {
         ("optimizer", described(&plan.optimizer)),
         ("schedule", described(schedule)),
         // Debug formatting prints 1.0 with its decimal point.
-        ("clipping", plan.gradient_clipping.map_or("off".to_owned(), |clip| format!("{clip:?}"))),
+        (
+            "clipping",
+            plan.backward.gradient_clipping.map_or("off".to_owned(), |clip| format!("{clip:?}")),
+        ),
         ("activations", activations(plan)),
     ];
     lines.extend(facts.map(|(what, value)| format!("  {what:<12}{value}")));
@@ -321,7 +324,7 @@ fn precision(plan: &Plan) -> String {
 
 /// Describes the policy of activation checkpointing.
 fn activations(plan: &Plan) -> String {
-    match plan.activations.recompute {
+    match plan.backward.activations.recompute {
         RecomputePolicy::Off => "kept for backward".to_owned(),
         RecomputePolicy::Full => "recomputed, every block".to_owned(),
         RecomputePolicy::Selective => "recomputed, selectively".to_owned(),

@@ -123,7 +123,9 @@ mod tests {
             r#"{{"train_micro_batch_size_per_gpu": 1, "activation_checkpointing": {section}}}"#
         );
         let resolved = resolve(&RawConfig::from_json(&text).unwrap(), facts);
-        resolved.map(|resolved| resolved.plan.activations).map_err(|report| report.to_string())
+        resolved
+            .map(|resolved| resolved.plan.backward.activations)
+            .map_err(|report| report.to_string())
     }
 
     fn policy(

@@ -118,7 +118,7 @@ mod tests {
 
     fn schedule(kind: &str, config: Value) -> CurriculumSchedule {
         let CurriculumPlan { min_difficulty, max_difficulty, schedule } =
-            resolve(section(kind, config)).unwrap().plan.curriculum.unwrap();
+            resolve(section(kind, config)).unwrap().plan.data_efficiency.curriculum.unwrap();
         assert_eq!((min_difficulty, max_difficulty), (8, 64));
         schedule
     }
@@ -144,7 +144,7 @@ mod tests {
     #[test]
     fn off_is_off() {
         for off in [json!({}), json!({"enabled": false, "min_difficulty": 8})] {
-            assert_eq!(resolve(off).unwrap().plan.curriculum, None);
+            assert_eq!(resolve(off).unwrap().plan.data_efficiency.curriculum, None);
         }
     }
 

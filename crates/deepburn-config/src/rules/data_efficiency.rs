@@ -68,7 +68,11 @@ mod tests {
 
     #[test]
     fn defaults_are_deepspeeds() {
-        let plan = resolve(enabled(json!({"max_tokens": 4096}))).unwrap().plan.dynamic_batching;
+        let plan = resolve(enabled(json!({"max_tokens": 4096})))
+            .unwrap()
+            .plan
+            .data_efficiency
+            .dynamic_batching;
         let expected = DynamicBatchingPlan {
             max_tokens: 4096,
             min_batch_size: 1,
@@ -103,12 +107,15 @@ mod tests {
                     lr_scaling,
                     verbose: true,
                 };
-                assert_eq!(resolve(section).unwrap().plan.dynamic_batching, Some(expected));
+                assert_eq!(
+                    resolve(section).unwrap().plan.data_efficiency.dynamic_batching,
+                    Some(expected)
+                );
             }
         }
         let mut section = enabled(json!({"max_tokens": 1, "sequence_picking_order": "random"}));
         section.as_object_mut().unwrap().remove("seed");
-        let plan = resolve(section).unwrap().plan.dynamic_batching.unwrap();
+        let plan = resolve(section).unwrap().plan.data_efficiency.dynamic_batching.unwrap();
         assert_eq!(plan.order, PickingOrderPlan::Random { seed: 1234 });
     }
 
@@ -124,7 +131,7 @@ mod tests {
         assert_eq!(notes.len(), 4, "{notes:?}");
         assert!(notes.iter().all(|note| note.severity == Severity::Note));
         let idle = resolve(json!({"enabled": true, "data_sampling": {"enabled": true}})).unwrap();
-        assert_eq!((idle.plan.dynamic_batching, idle.notes.len()), (None, 2));
+        assert_eq!((idle.plan.data_efficiency.dynamic_batching, idle.notes.len()), (None, 2));
     }
 
     #[test]

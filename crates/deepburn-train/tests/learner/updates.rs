@@ -44,7 +44,7 @@ fn the_last_update_of_an_epoch_takes_the_micro_batches_that_there_are() {
         let expected = by_plain_burn(accumulation, ranks);
         for stage in [0, 3] {
             let mut plan = plan(stage, accumulation, ranks);
-            plan.gradient_clipping = None;
+            plan.backward.gradient_clipping = None;
             let folder = tempfile::tempdir().unwrap();
             let training =
                 training(folder.path()).num_epochs(EPOCHS).grads_accumulation(accumulation);

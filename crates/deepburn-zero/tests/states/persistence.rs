@@ -53,7 +53,7 @@ fn plan(threshold: usize, limit: usize, bf16: bool, ranks: usize) -> Plan {
 fn policy(plan: &Plan) -> Policy {
     let (optimizer, precision): (OptimizerPlan, PrecisionPlan) =
         (plan.optimizer.clone(), plan.precision);
-    let reduction: ReductionPlan = plan.reduction;
+    let reduction: ReductionPlan = plan.backward.reduction;
     Policy {
         zero: plan.zero.clone(),
         reduction,
@@ -63,7 +63,7 @@ fn policy(plan: &Plan) -> Policy {
         quantization: None,
         pipeline: None,
         shard_size: None,
-        activations: plan.activations.clone(),
+        activations: plan.backward.activations.clone(),
     }
 }
 

@@ -29,7 +29,7 @@ pub fn search_space(
         StatePlacement::OptimizerOnNvme | StatePlacement::AllOnNvme => has_nvme,
     });
     let mut recompute = SearchSpace::default().recompute;
-    if let policy @ RecomputePolicy::EveryNth(_) = plan.activations.recompute
+    if let policy @ RecomputePolicy::EveryNth(_) = plan.backward.activations.recompute
         && !recompute.contains(&policy)
     {
         recompute.push(policy);

@@ -55,7 +55,7 @@ fn with_plan<R: Send>(
         engine.seed(3);
         body(&mut engine)
     });
-    results.unwrap_or_else(|failure| panic!("{:?}: {failure}", plan.activations)).remove(0)
+    results.unwrap_or_else(|failure| panic!("{:?}: {failure}", plan.backward.activations)).remove(0)
 }
 
 /// Asserts that `run` returns the same value with every section of [`sections`].

@@ -152,7 +152,7 @@ fn activations_go_to_host_memory() {
             })
         };
         let (kept, [on_device, _]) = run(&plan);
-        plan.activations.offload = ActivationOffload::Host { threshold: 0 };
+        plan.backward.activations.offload = ActivationOffload::Host { threshold: 0 };
         let (offloaded, [device, host]) = run(&plan);
         assert_eq!(offloaded, kept, "{policy}");
         assert!(device.peak < on_device.peak, "{policy}: {device:?}, {on_device:?} without");

@@ -83,7 +83,7 @@ pub(super) fn remedy(
             changed.stage != zero.stage || changed.optimizer_states != zero.optimizer_states;
         !(is_fixed && moves_states) && fits(changed, pass)
     };
-    let full = if plan.activations.recompute == RecomputePolicy::Full {
+    let full = if plan.backward.activations.recompute == RecomputePolicy::Full {
         PassChange::default()
     } else {
         PassChange::FULL

@@ -270,7 +270,7 @@ fn refuse_processes() -> Result<(), Failure> {
 /// # Errors
 /// Returns a user's mistake that names the key.
 fn refuse_untunable(job: &Job, plan: &Plan) -> Result<(), Failure> {
-    if plan.dynamic_batching.is_some() {
+    if plan.data_efficiency.dynamic_batching.is_some() {
         return Err(Failure::mistake(
             "deepspeed.data_efficiency.data_sampling.dynamic_batching: its token budget sets the micro-batches, so they \
              cannot be tuned; set enabled to false while tuning",

@@ -24,6 +24,7 @@ mod score;
 mod startup;
 mod step;
 
+// For the files of the benchmarks, which import all of this.
 use serde_json::{Value, json};
 
 use crate::Outcome;

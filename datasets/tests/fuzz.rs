@@ -158,7 +158,7 @@ fn read(path: &Path) {
                 encoder: &[],
                 cache: None,
             };
-            let encode = |_| Ok::<_, String>(Sample { ids: vec![1, 2], trained: vec![true; 2] });
+            let encode = |_| Ok::<_, String>(Sample::all_trained(vec![1, 2]));
             let _ = open_samples(&source, encode);
         }
     }

@@ -49,12 +49,16 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     }
     for file_type in TYPES {
         let name = format!("llama.cpp, {file_type}");
+        if let Err(lacks) = suite.peers_with(Script::LLAMA_CPP.packages) {
+            variants.lacks(&name, &lacks);
+            continue;
+        }
+        // Before the rounds, which are timed, and only if llama.cpp can run it.
+        let file = suite.file(&format!("gpt2-{file_type}.gguf"), |path| {
+            export(suite, folder, file_type, path)
+        })?;
+        let arguments = [file.display().to_string(), TOKENS.to_string()];
         variants.peer(name, Script::LLAMA_CPP, move |peers| {
-            // Exported only if llama.cpp can run it.
-            let file = suite.file(&format!("gpt2-{file_type}.gguf"), |path| {
-                export(suite, folder, file_type, path)
-            })?;
-            let arguments = [file.display().to_string(), TOKENS.to_string()];
             reported(&peers.run(Script::LLAMA_CPP, 1, &arguments)?)
         });
     }

@@ -14,6 +14,19 @@ pub struct EncodedRow {
     pub findings: Vec<Finding>,
 }
 
+impl EncodedRow {
+    /// Returns the label of each token: its id, or `None` if it is not trained (-100 in PyTorch).
+    pub fn labels(&self) -> impl Iterator<Item = Option<u32>> {
+        self.ids.iter().zip(&self.trained).map(|(id, trained)| trained.then_some(*id))
+    }
+
+    /// Returns whether a token is trained. TRL drops other examples. The first token is never
+    /// predicted.
+    pub fn has_labels(&self) -> bool {
+        self.trained.iter().any(|it| *it)
+    }
+}
+
 /// An example of preference optimization (DPO).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EncodedPreference {

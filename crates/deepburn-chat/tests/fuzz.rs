@@ -154,8 +154,7 @@ fn mutated_rows_are_refused_or_encoded() {
         for format in RowFormat::ALL {
             let mut reader = RowReader::new(format);
             reader.nested_nulls = *mutator.pick(&[NestedNulls::Keep, NestedNulls::Remove]);
-            let row = serde_json::from_str(&text);
-            let Ok(row) = row.map_err(drop).and_then(|row| reader.read(&row).map_err(drop)) else {
+            let Ok(row) = reader.read_line(&text) else {
                 refused += 1;
                 continue;
             };

@@ -37,8 +37,17 @@ impl MessageTag {
         Self { scope: Some((scope.into(), id)), ..self }
     }
 
+    /// Returns the purpose. [`Statistics`](crate::Statistics) counts messages by purpose.
+    pub fn purpose(&self) -> &str {
+        &self.purpose
+    }
+
+    /// Returns the number that distinguishes messages with the same purpose.
+    pub const fn id(&self) -> u64 {
+        self.id
+    }
+
     /// Returns the purpose as a `Cow`, without allocating for a string constant.
-    /// [`Statistics`](crate::Statistics) counts messages by purpose.
     pub(crate) fn shared_purpose(&self) -> Cow<'static, str> {
         self.purpose.clone()
     }

@@ -57,7 +57,7 @@ impl Side {
     }
 }
 
-/// Checks that all arrays can be reduced with `op`.
+/// Checks that all arrays can be reduced with `op`, and returns their signature.
 pub(crate) fn check_reduction<T: Payload>(arrays: &[T], op: ReduceOp) -> Result<Signature, String> {
     match arrays.iter().find(|array| !array.supports(op)) {
         None => Ok(Signature::of(arrays)),

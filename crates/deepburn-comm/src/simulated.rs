@@ -105,6 +105,11 @@ impl SimulatedGroup {
         Self { observer: EventHandler(Arc::new(observe)), ..self }
     }
 
+    /// Returns the ranks of the group.
+    pub fn ranks(&self) -> &GroupRanks {
+        &self.ranks
+    }
+
     /// Returns the counts of the collectives and messages that would have been started, in all
     /// groups.
     pub fn statistics(&self) -> Statistics {

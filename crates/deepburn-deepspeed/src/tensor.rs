@@ -1,8 +1,8 @@
 //! Tensors in files, and parameters that are assembled from segments of these tensors.
 //!
-//! Main types: [`Tensor`], a dense tensor in an open file; [`Joined`], the concatenation of several
-//! flat tensors; [`Segments`], the elements of one parameter. Values are converted to f32, which
-//! represents f16 and bf16 exactly. Only the requested range is read.
+//! Main types: [`Tensor`], a dense tensor in an open file; [`Segments`], ranges of such tensors,
+//! one after the other: a flat group without its padding, or one parameter. Values are converted to
+//! f32, which represents f16 and bf16 exactly. Only the requested range is read.
 
 use std::ops::Range;
 use std::path::Path;

@@ -187,6 +187,15 @@ impl Value {
             _ => None,
         }
     }
+
+    /// Returns the elements of an array, or `None` if the value is not an array.
+    #[must_use]
+    pub fn as_array(&self) -> Option<&Array> {
+        match self {
+            Self::Array(array) => Some(array),
+            _ => None,
+        }
+    }
 }
 
 /// Defines the conversions of a type, and of lists of it.

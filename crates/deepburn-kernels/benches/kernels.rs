@@ -51,7 +51,7 @@ fn optimizer(len: usize) {
     });
     let (mut param, grad) = (vec![0.5; len], vec![1e-3; len]);
     let (mut m, mut v) = (vec![0.0; len], vec![0.0; len]);
-    report("adam reference", len, 56, || {
+    report("adam reference f64", len, 56, || {
         adam_reference(&RULE, 10, &mut param, &grad, &mut m, &mut v);
     });
 }

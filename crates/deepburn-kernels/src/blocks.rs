@@ -52,7 +52,8 @@ pub(crate) fn each_block<R: Send>(len: usize, block: impl Fn(Range<usize>) -> R 
 }
 
 /// Processes a slice block by block; returns the results in block order. `block` also gets the
-/// index of its first element.
+/// index of its first element, a multiple of [`BLOCK`] and thus of the eight elements of a packed
+/// byte.
 pub(crate) fn map_blocks<A: Send, R: Send>(
     values: &mut [A],
     block: impl Fn(usize, &mut [A]) -> R + Sync,

@@ -73,7 +73,7 @@ macro_rules! elementwise {
                 // Each slice is an argument of its own, which tells the compiler that they do not
                 // overlap. Inlined, so that the loop is compiled for each instruction set.
                 #[inline(always)]
-                #[allow(unused_imports, unused_variables, clippy::unused_unit)]
+                #[allow(unused_imports, clippy::unused_unit)]
                 fn update(
                     (step, grad_scale): ($step, f32),
                     param: &mut [f32],
@@ -89,8 +89,13 @@ macro_rules! elementwise {
                     $(let $array = &mut $array[..len];)*
                     for i in 0..len {
                         ($($changed[i],)*) = {
+                            // A formula need not read all of them, but each scalar that it lists.
+                            #[allow(unused_variables)]
                             let ($param, $grad) = (param[i], grad[i] * grad_scale);
-                            $(let $array = $array[i];)*
+                            $(
+                                #[allow(unused_variables)]
+                                let $array = $array[i];
+                            )*
                             $($update)*
                             $(param[i] = $new;)?
                             ($($changed,)*)

@@ -116,13 +116,15 @@ impl<'a> Product<'a> {
         Self { factor, ..self }
     }
 
-    /// Adds `bias`, if there is one, which has one number per column, to every row.
+    /// Adds a bias of one number per column to every row; `None` adds nothing.
     ///
     /// # Panics
-    /// Panics if `bias` does not have one number per column.
+    /// Panics if the bias does not have one number per column.
     pub fn plus(self, bias: Option<&'a [f32]>) -> Self {
-        let columns = bias.map_or(self.right.columns, <[f32]>::len);
-        assert_eq!(columns, self.right.columns, "elements of the bias and columns of the product");
+        if let Some(bias) = bias {
+            let columns = self.right.columns;
+            assert_eq!(bias.len(), columns, "elements of the bias and columns of the product");
+        }
         Self { bias, ..self }
     }
 

@@ -23,7 +23,7 @@
 //! - Frozen matrices in 8 or 4 bits: [`BlockFormat`], [`QuantizedSlice`]. Matrices in the formats
 //!   of GGUF files, and their products with one vector: [`RowEncoding`], [`EncodedRows`].
 //! - Matrix products: [`gemm`].
-//! - Launches of the optimizer kernels on GPUs: the module `cube`, with the feature of that name.
+//! - Kernels on GPUs: the module `cube` and `ElementwiseStep::launch`, with the feature `cube`.
 //!
 //! The loops are plain iterations that the compiler vectorizes. If a loop would be slower than
 //! memory with the baseline instruction set, it is compiled for several instruction sets and one of

@@ -87,7 +87,7 @@ pub struct SgdStep {
 
 /// The scalars of one step with momentum, computed in `f64` and narrowed once.
 ///
-/// The step computes `buffer = decay * buffer + gain * g` and moves the parameter along
+/// The step computes `buffer = mu * buffer + gain * g` and moves the parameter along
 /// `ahead * g + along * buffer`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SgdMomentumStep {
@@ -95,13 +95,13 @@ pub struct SgdMomentumStep {
     lr: f32,
     /// The L2 penalty.
     l2: f32,
-    /// The decay of the buffer.
-    decay: f32,
+    /// The momentum factor.
+    mu: f32,
     /// The factor of the gradient in the buffer: `1 - dampening`, or 1 in the first step.
     gain: f32,
     /// The weight of the gradient in the direction: 1 with Nesterov momentum, otherwise 0.
     ahead: f32,
-    /// The weight of the buffer in the direction: `momentum` with Nesterov momentum, otherwise 1.
+    /// The weight of the buffer in the direction: `mu` with Nesterov momentum, otherwise 1.
     along: f32,
 }
 
@@ -116,9 +116,9 @@ impl SgdMomentumStep {
     /// Returns the scalars of a step with momentum. `gain` is the factor of the gradient in the
     /// momentum.
     pub(crate) fn new(sgd: &Sgd, gain: f32) -> Self {
-        let (lr, l2, decay) = (sgd.lr as f32, sgd.weight_decay as f32, sgd.momentum as f32);
-        let (ahead, along) = if sgd.nesterov { (1.0, decay) } else { (0.0, 1.0) };
-        Self { lr, l2, decay, gain, ahead, along }
+        let (lr, l2, mu) = (sgd.lr as f32, sgd.weight_decay as f32, sgd.momentum as f32);
+        let (ahead, along) = if sgd.nesterov { (1.0, mu) } else { (0.0, 1.0) };
+        Self { lr, l2, mu, gain, ahead, along }
     }
 }
 
@@ -133,16 +133,16 @@ elementwise! {
 }
 
 //= torch 2.9.0 optim/sgd.py _single_tensor_sgd
-// The weights are 1 and `momentum` with Nesterov momentum and otherwise 0 and 1, so both forms are
-// computed without a branch. A gradient that is not finite makes its own element NaN, because 0
+// `ahead` and `along` are 1 and `mu` with Nesterov momentum and otherwise 0 and 1, so both forms
+// are computed without a branch. A gradient that is not finite makes its own element NaN, because 0
 // times infinity is NaN.
 elementwise! {
     impl Elementwise<1> for SgdMomentumStep {
         name: "sgd",
-        scalars: [lr, l2, decay, gain, ahead, along],
+        scalars: [lr, l2, mu, gain, ahead, along],
         |p, g, [momentum]| -> p, [momentum] {
             let g = g + l2 * p;
-            let momentum = momentum * decay + gain * g;
+            let momentum = momentum * mu + gain * g;
             let p = p - lr * (ahead * g + along * momentum);
         }
     }

@@ -359,12 +359,13 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         weights: LossWeights,
     ) -> Result<(), EngineError> {
         self.check_group()?;
+        check_elements(&loss)?;
         if !self.states.has_open_pass() {
             let (call, when) = ("backward", "without a forward pass through `Engine::forward`");
             return Err(EngineError::Order { call, when });
         }
         // The pass stays open, so that the caller can call `backward` again with the correct loss.
-        check_loss(&loss)?;
+        check_tracked(&loss)?;
         self.states.close_training_pass();
         self.accumulate_as("backward", weights)?;
         let _context = self.states.enter(None);
@@ -645,21 +646,30 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     }
 }
 
-/// Checks that a loss is one value that depends on trainable parameters.
+/// Checks that a loss is one value.
 ///
 /// # Errors
-/// Returns an error if it has another number of elements, or no gradient.
-pub(crate) fn check_loss<B: OptimizerOps>(
+/// Returns [`EngineError::LossElements`] otherwise.
+pub(crate) fn check_elements<B: OptimizerOps>(
     loss: &Tensor<Training<B>, 1>,
 ) -> Result<(), EngineError> {
-    let numel = loss.shape().num_elements();
-    if numel != 1 {
-        return Err(EngineError::LossElements { numel });
+    match loss.shape().num_elements() {
+        1 => Ok(()),
+        numel => Err(EngineError::LossElements { numel }),
     }
-    if !loss.clone().into_primitive().tensor().is_tracked() {
-        return Err(EngineError::DetachedLoss);
+}
+
+/// Checks that a loss depends on trainable parameters.
+///
+/// # Errors
+/// Returns [`EngineError::DetachedLoss`] otherwise.
+pub(crate) fn check_tracked<B: OptimizerOps>(
+    loss: &Tensor<Training<B>, 1>,
+) -> Result<(), EngineError> {
+    match loss.clone().into_primitive().tensor().is_tracked() {
+        true => Ok(()),
+        false => Err(EngineError::DetachedLoss),
     }
-    Ok(())
 }
 
 /// Runs tensor ops and converts the panic of a failed collective back to an error.

@@ -14,7 +14,7 @@ use deepburn_pipeline::Action;
 use deepburn_zero::{Ledger, Pass, Training};
 use tracing::trace_span;
 
-use crate::engine::{Step, check_loss, guard};
+use crate::engine::{Step, check_elements, check_tracked, guard};
 use crate::step_state::LossWeights;
 use crate::{Cause, Engine, EngineError};
 
@@ -203,7 +203,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         });
         drop(context);
         let loss = self.note(loss)??;
-        check_loss(&loss.scaled)?;
+        check_elements(&loss.scaled)?;
+        check_tracked(&loss.scaled)?;
         self.note(self.states.end_separate_forward())?;
         self.reports.times.forward += started.elapsed();
         Ok(loss)

@@ -257,6 +257,11 @@ impl Process {
 }
 
 impl MpiGroup {
+    /// Returns the ranks of the group.
+    pub fn ranks(&self) -> &GroupRanks {
+        &self.ranks
+    }
+
     /// Returns the rank in the group, from 0.
     pub fn rank(&self) -> usize {
         self.ranks.rank()

@@ -14,11 +14,11 @@ use burn_backend::tensor::FloatTensor;
 /// Gradients of parents that are not tracked are dropped. A step whose gradients are registered one
 /// by one has a block instead, which gets the recorded op and the gradients.
 macro_rules! backward_step {
-    ($(#[$meta:meta])* $step:ident<$parents:literal>: $ops:ident,
+    ($(#[$meta:meta])* $step:ident<$parents:literal>: $family:ident,
      |$grad:ident, $state:tt: $type:ty| $gradients:expr) => {
         backward_step! {
             $(#[$meta])*
-            $step<$parents>: $ops, $type, |ops, grads| {
+            $step<$parents>: $family, $type, |ops, grads| {
                 let ($grad, $state) = (grads.consume::<B>(&ops.node), ops.state);
                 let gradients: [FloatTensor<B>; $parents] = $gradients;
                 for (parent, gradient) in ops.parents.into_iter().zip(gradients) {

@@ -47,7 +47,7 @@ pub use training::{Training, Zero};
 
 /// Forwards functions to the inner backend `B`, whose types are the same.
 macro_rules! forwarded {
-    ($( fn $name:ident($($arg:ident: $type:ty),*) $(-> $result:ty)?; )*) => { $(
+    ($( fn $name:ident($($arg:ident: $type:ty),* $(,)?) $(-> $result:ty)?; )*) => { $(
         fn $name($($arg: $type),*) $(-> $result)? {
             B::$name($($arg),*)
         }

@@ -320,7 +320,8 @@ impl Hub {
         Ok((sha, names))
     }
 
-    /// Downloads one file into the cache unless it is already cached, or has more than `max_bytes`.
+    /// Downloads one file into the cache unless it is already cached. One of more than `max_bytes`
+    /// is left out with a warning, and its path then does not exist.
     fn fetch(&self, repo: &HubRepo, commit: &str, name: &str, max_bytes: u64) -> Result<PathBuf> {
         let link = self.snapshot_folder(repo, commit).join(name);
         if link.is_file() {

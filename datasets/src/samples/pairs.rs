@@ -193,7 +193,7 @@ impl Collate for PairRows {
             }
         }
         found.iter_mut().for_each(|half| half.resize(rows, TrainingRow::default()));
-        let found = found.concat();
+        let found: Vec<_> = found.into_iter().flatten().collect();
         // Without pairs, the batch has one column of padding, because a tensor cannot have none.
         let longest = TrainingRow::longest(&found).max(1);
         // A pair counts as one sample.

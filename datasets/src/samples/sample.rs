@@ -14,6 +14,11 @@ pub struct Sample {
 }
 
 impl Sample {
+    /// Creates a sample in which all tokens are trained.
+    pub fn all_trained(ids: Vec<u32>) -> Self {
+        Self { trained: vec![true; ids.len()], ids }
+    }
+
     /// Returns the labels: the ids, with [`IGNORE_INDEX`] for tokens that are not trained. The
     /// model shifts them by one.
     pub fn labels(&self) -> Vec<i32> {

@@ -85,6 +85,27 @@ impl MicroBatch {
         }
     }
 
+    /// Returns the position of each token in its document, from 0; 0 for padding.
+    pub fn position_ids(&self) -> Vec<u32> {
+        let [rows, length] = self.shape;
+        let mut positions = vec![0; rows * length];
+        for (row, positions) in positions.chunks_exact_mut(length).enumerate() {
+            let mut rest = positions;
+            let whole = [length];
+            let documents = match &self.documents {
+                RowDocuments::Stream if row < self.samples => &whole[..],
+                RowDocuments::Stream => &[],
+                RowDocuments::Separate(rows) => &rows[row],
+            };
+            for document in documents {
+                let (own, after) = rest.split_at_mut(*document);
+                own.iter_mut().zip(0..).for_each(|(position, number)| *position = number);
+                rest = after;
+            }
+        }
+        positions
+    }
+
     /// Returns the number of predicted tokens: all labels other than [`IGNORE_INDEX`], except the
     /// first label of each row, which has no token before it. The mean loss of this batch is
     /// weighted by this number. If it is 0, the batch has only padding, and its mean loss (0/0)

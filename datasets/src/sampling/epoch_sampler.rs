@@ -143,6 +143,13 @@ impl EpochSampler {
         samples
     }
 
+    /// Returns the number of micro-batches in the step of the next micro-batch that have a sample
+    /// on some rank. The rest of the step is padding, and can be left out with
+    /// [`EpochSampler::end_step`].
+    pub fn step_batches(&self) -> usize {
+        self.step_samples().div_ceil(self.batch_samples())
+    }
+
     /// Moves to the next step. At the beginning of a step, nothing happens.
     pub fn end_step(&mut self) {
         if self.drawn == 0 {

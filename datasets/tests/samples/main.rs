@@ -10,8 +10,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use deepburn_datasets::{
-    DataError, DataRow, Fractions, InvalidRows, MicroBatch, Packing, Padding, RowDocuments, Sample,
-    SampleLayout, SampleSource, Splits, TokenCache, open_samples,
+    DataError, DataRow, Fractions, InvalidRows, Packing, Padding, Sample, SampleLayout,
+    SampleSource, Splits, TokenCache, open_samples,
 };
 use serde_json::Value;
 
@@ -52,17 +52,6 @@ fn source(splits: &Splits) -> SampleSource<'_> {
         encoder: &["ids and labels"],
         cache: None,
     }
-}
-
-/// Returns the position of each token in its document, from 0; 0 for padding.
-fn position_ids(batch: &MicroBatch) -> Vec<u32> {
-    let RowDocuments::Separate(rows) = &batch.documents else { panic!("a stream") };
-    let mut positions = Vec::new();
-    for (row, documents) in rows.iter().enumerate() {
-        positions.extend(documents.iter().flat_map(|length| 0..*length as u32));
-        positions.resize((row + 1) * batch.shape[1], 0);
-    }
-    positions
 }
 
 /// A layout of one sample per row.

@@ -9,7 +9,7 @@ use deepburn_datasets::{
 use proptest::prelude::*;
 use serde_json::json;
 
-use super::{encode, layout, position_ids, source, write_lines};
+use super::{encode, layout, source, write_lines};
 
 /// Samples of these lengths. Token `t` of sample `s` has id `(31 s + t) mod 997`; every third token
 /// is not trained.
@@ -61,7 +61,7 @@ proptest! {
             targets += batch.num_targets();
             let RowDocuments::Separate(documents) = &batch.documents else { panic!("a stream") };
             prop_assert_eq!(documents.len(), num_rows);
-            let positions = position_ids(&batch);
+            let positions = batch.position_ids();
             for (row, documents) in documents.iter().enumerate() {
                 prop_assert!(is_free || documents.iter().sum::<usize>() <= max_length);
                 let mut at = row * length;
@@ -148,7 +148,7 @@ fn a_curriculum_truncates_documents() {
     batch.truncate(6);
     assert_eq!(batch.documents, RowDocuments::Separate(vec![vec![5, 1], vec![2], vec![]]));
     assert_eq!((batch.row_lengths(), batch.shape), (vec![6, 2, 0], [3, 6]));
-    assert_eq!(position_ids(&batch), [0, 1, 2, 3, 4, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(batch.position_ids(), [0, 1, 2, 3, 4, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
     batch.truncate(5);
     assert_eq!(batch.row_lengths(), [5, 2, 0]);
 }

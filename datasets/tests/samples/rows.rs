@@ -93,7 +93,7 @@ fn nested_columns_of_parquet_are_json() {
     let rows = std::sync::Mutex::new(Vec::new());
     let keep = |row: DataRow| {
         rows.lock().unwrap().push((row.place.number, Value::Object(row.fields)));
-        Ok::<_, String>(Sample { ids: vec![1], trained: vec![true] })
+        Ok::<_, String>(Sample::all_trained(vec![1]))
     };
     open_samples(&wanted, keep).unwrap();
     let mut rows = rows.into_inner().unwrap();

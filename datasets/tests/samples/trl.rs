@@ -7,7 +7,7 @@ use deepburn_datasets::{
 };
 use serde_json::{Value, json};
 
-use super::{data, encode, position_ids, source, write_lines};
+use super::{data, encode, source, write_lines};
 
 fn numbers(value: &Value) -> Vec<i64> {
     value.as_array().unwrap().iter().map(|it| it.as_i64().unwrap()).collect()
@@ -116,7 +116,7 @@ fn check_batch(found: &MicroBatch, expected: &Value, name: &str) {
     assert_eq!(widened(&found.labels), labels(&expected["labels"]), "{name}");
     match expected.get("position_ids") {
         Some(positions) => {
-            let found: Vec<i64> = position_ids(found).into_iter().map(i64::from).collect();
+            let found: Vec<i64> = found.position_ids().into_iter().map(i64::from).collect();
             assert_eq!(found, ids(positions), "{name}");
         }
         None => {
@@ -166,8 +166,7 @@ fn check_steps(rows: SampleRows, run: &Value, name: &str) {
     assert!(expected.len() > 0);
     loop {
         // The trainer leaves out micro-batches without samples.
-        let filled = loader.sampler().step_samples().div_ceil(micro_batch);
-        let mut step = Vec::new();
+        let (filled, mut step) = (loader.sampler().step_batches(), Vec::new());
         for index in 0..accumulation {
             let batch = loader.next_batch().unwrap();
             match index < filled {

@@ -132,7 +132,7 @@ impl<B: Backend> CausalBatch<B> {
         [batch, length]: [usize; 2],
         device: &B::Device,
     ) -> Result<Self, InputError> {
-        let size = CheckedSize { limits: config.limits(), batch, length };
+        let size = BatchLimits { limits: config.limits(), batch, length };
         size.check_tokens(input_ids)?;
         Self::checked(size, input_ids, labels, device)
     }
@@ -158,13 +158,13 @@ impl<B: Backend> CausalBatch<B> {
         [batch, length]: [usize; 2],
         device: &B::Device,
     ) -> Result<Self, InputError> {
-        let size = CheckedSize { limits: config.limits(), batch, length };
+        let size = BatchLimits { limits: config.limits(), batch, length };
         size.check_count("document starts", starts.len())?;
         // Positions restart with each document, so only the longest one has to fit the model. A
         // batch without tokens has no starts, so nothing is divided by a length of 0 before
         // `check_length` refuses it.
         let longest = longest_document(&starts, length)?;
-        CheckedSize { length: longest, ..size }.check_length()?;
+        BatchLimits { length: longest, ..size }.check_length()?;
         size.check_ids(input_ids)?;
         let batch = Self::checked(size, input_ids, labels, device)?;
         Ok(Self { document_starts: Some(starts), ..batch })
@@ -172,12 +172,12 @@ impl<B: Backend> CausalBatch<B> {
 
     /// Returns the batch of checked tokens.
     fn checked(
-        size: CheckedSize,
+        size: BatchLimits,
         input_ids: &[u32],
         labels: Option<&[i64]>,
         device: &B::Device,
     ) -> Result<Self, InputError> {
-        let CheckedSize { batch, length, .. } = size;
+        let BatchLimits { batch, length, .. } = size;
         if let Some(labels) = labels {
             size.check_labels(labels)?;
         }
@@ -220,6 +220,12 @@ impl<B: Backend> CausalBatch<B> {
         Self { label_smoothing: factor, ..self }
     }
 
+    /// Returns the token ids, `[batch, length]`.
+    #[must_use]
+    pub fn input_ids(&self) -> Tensor<B, 2, Int> {
+        self.input_ids.clone()
+    }
+
     /// Returns the number of positions with a target in each sequence.
     pub fn tokens_of_sequences(&self) -> impl Iterator<Item = usize> {
         // `rows_of_sequences` also counts the row with weight 0, which has no target.
@@ -253,9 +259,10 @@ fn longest_document(starts: &[usize], length: usize) -> Result<usize, InputError
     Ok(longest)
 }
 
-/// The size of a batch, checked against the limits of its model.
+/// The size of a batch and the limits of its model, with which token ids and labels are checked.
 #[derive(Clone, Copy)]
-pub(crate) struct CheckedSize {
+pub(crate) struct BatchLimits {
+    /// The limits of the model.
     pub(crate) limits: TokenLimits,
     /// The number of sequences.
     pub(crate) batch: usize,
@@ -263,7 +270,7 @@ pub(crate) struct CheckedSize {
     pub(crate) length: usize,
 }
 
-impl CheckedSize {
+impl BatchLimits {
     /// Checks token ids against the model's vocabulary and length.
     ///
     /// # Errors

@@ -15,7 +15,7 @@
 use deepburn_ops::FusedOps;
 
 use super::LanguageModel;
-use super::batch::{CheckedSize, id_tensor};
+use super::batch::{BatchLimits, id_tensor};
 use super::generate_error::GenerateError;
 use super::options::GenerateOptions;
 use super::sampling::Chooser;
@@ -57,7 +57,7 @@ impl<'a, B: FusedOps, M: LanguageModel<B>> Generation<'a, B, M> {
         seen: Option<SeenTokens<M::Cache>>,
     ) -> Result<Self, GenerateError> {
         let (limits, max_new_tokens) = (model.limits(), options.max_new_tokens);
-        CheckedSize { limits, batch: 1, length: prompt.len() }.check_tokens(prompt)?;
+        BatchLimits { limits, batch: 1, length: prompt.len() }.check_tokens(prompt)?;
         let TokenLimits { vocab_size, max_len, max_len_field: field } = limits;
         if prompt.len().saturating_add(max_new_tokens) > max_len {
             let prompt = prompt.len();

@@ -65,7 +65,6 @@ impl<B: Backend> BuildModel<B> for AnyDecoder {
     }
 }
 
-/// Modules of a family, which do not depend on its type.
 /// Returns the error for a trained adapter whose files cannot be used.
 fn unusable(error: &ModelFolderError) -> ModelConfigError {
     ModelConfigError::Field(error.to_string())

@@ -79,8 +79,15 @@ impl<B: Backend> DecoderPass<B> {
     ) -> Self {
         let longest = positions.iter().max().map_or(0, |last| last + 1);
         let rotations = rotations.iter().map(|it| it.table(positions, longest, device)).collect();
-        let (document_positions, first_keys) = (None, None);
-        Self { dims, rotations, expected: longest, longest, document_positions, first_keys }
+        Self {
+            dims,
+            rotations,
+            // Of no use for documents, which are never cached.
+            expected: longest,
+            longest,
+            document_positions: None,
+            first_keys: None,
+        }
     }
 
     //= transformers 5.23.0 masking_utils.py sliding_window_overlay

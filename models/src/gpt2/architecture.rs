@@ -81,7 +81,7 @@ impl Architecture for ClassifierConfig {
     }
 }
 
-/// Reading a configuration.
+/// Limits and class names, forwarded to the inherent methods.
 impl TextClassifierConfig for ClassifierConfig {
     fn limits(&self) -> TextLimits {
         Self::limits(self)

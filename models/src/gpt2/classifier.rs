@@ -122,6 +122,7 @@ impl ClassifierConfig {
 }
 
 impl SavedConfig for ClassifierConfig {
+    /// As of the language model. The field `architectures` tells them apart.
     const MODEL_TYPE: &'static str = <Gpt2Config as DecoderConfig>::MODEL_TYPE;
 
     /// Reads the fields of a saved `config.json`. As in `transformers`, a classifier has two

@@ -91,7 +91,7 @@ impl ModelConfigError {
         Self::Value { name, value: value.to_string(), rule: rule.into() }
     }
 
-    /// Checks a value that `fits`, or has to satisfy the rule.
+    /// Returns the error of [`value`](Self::value) unless the value `fits`.
     ///
     /// # Errors
     /// Returns [`ModelConfigError::Value`] if it does not fit.

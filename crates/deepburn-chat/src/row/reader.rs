@@ -54,6 +54,18 @@ impl RowReader {
         Ok(Self::new(RowFormat::detect(fields(row)?)?))
     }
 
+    /// Reads a line of JSON.
+    ///
+    /// # Errors
+    /// Returns an error if the line is not valid JSON (lone surrogates are not), or as
+    /// [`RowReader::read`] does.
+    pub fn read_line(&self, line: &str) -> Result<ReadRow> {
+        let row = serde_json::from_str(line);
+        self.read(
+            &row.map_err(|error| ChatError::Format(format!("the row is not valid JSON: {error}")))?,
+        )
+    }
+
     /// Reads a row.
     ///
     /// # Errors

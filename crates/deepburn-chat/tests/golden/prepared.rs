@@ -56,8 +56,7 @@ fn rows(golden: &Path, trace: &Value) -> Vec<Row> {
 }
 
 fn labels(sample: &EncodedRow) -> Value {
-    let label = |(id, is_trained): (&u32, &bool)| if *is_trained { i64::from(*id) } else { -100 };
-    sample.ids.iter().zip(&sample.trained).map(label).collect()
+    sample.labels().map(|it| it.map_or(-100, i64::from)).collect()
 }
 
 //= trl 1.16.0 trainer/sft_trainer.py completion_mask
@@ -78,7 +77,7 @@ fn prepares_like_the_sft_trainer() {
         }
         let encoder = encoder(&golden, &trace, options(&trace));
         let encoded = rows(&golden, &trace).into_iter().map(|it| encoder.encode(&it).unwrap());
-        let samples: Vec<EncodedRow> = encoded.filter(|it| it.trained.contains(&true)).collect();
+        let samples: Vec<EncodedRow> = encoded.filter(EncodedRow::has_labels).collect();
         let prepared = trace["prepared"].as_array().unwrap();
         if trace["options"]["packing"] == true {
             // The packer orders and divides them. Without truncation, it keeps all tokens.
@@ -182,7 +181,7 @@ fn senders_are_roles() {
             sample,
             encoder.encode(&Row::read(&json!({"messages": same})).unwrap()).unwrap()
         );
-        assert!([true, false].iter().all(|it| sample.trained.contains(it)));
+        assert!(sample.has_labels() && sample.trained.contains(&false));
     }
 }
 
@@ -202,8 +201,7 @@ fn unmarked_templates_train_the_assistant() {
         tokenizers::Tokenizer::from_file(golden.join("models/qwen2/tokenizer.json")).unwrap();
     for row in rows(&golden, &refused) {
         let sample = encoder.encode(&row).unwrap();
-        let trained = sample.ids.iter().zip(&sample.trained).filter(|(_, is_trained)| **is_trained);
-        let trained: Vec<u32> = trained.map(|(id, _)| *id).collect();
+        let trained: Vec<u32> = sample.labels().flatten().collect();
         let Row::Chat { messages, .. } = row else { panic!() };
         let answers = messages.iter().filter(|it| it.role() == "assistant");
         let expected: String = answers

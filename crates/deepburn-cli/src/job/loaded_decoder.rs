@@ -213,6 +213,7 @@ impl<B: FusedOps> LoadedDecoder for CachedDecoder<B> {
         options: &GenerateOptions,
         continues: Continues<'_>,
     ) -> Result<Vec<u32>, Failure> {
+        // As in `process`.
         rayon::scope(|_| {
             let mut generation = self.generation(prompt, options)?;
             let mut tokens = Vec::new();

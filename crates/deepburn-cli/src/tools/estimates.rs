@@ -253,22 +253,25 @@ fn quantization(
 /// Returns a user's mistake if the number is above 3, or if the optimizer does not support the
 /// stage.
 fn stages(arguments: &EstimateArguments, plan: &Plan) -> Result<Vec<Stage>, Failure> {
-    let all = [Stage::Disabled, Stage::OptimizerStates, Stage::Gradients, Stage::Parameters];
+    if plan.optimizer.exchanges_momentum() {
+        return match arguments.stage {
+            Some(stage @ 2..) => Err(Failure::mistake(format!(
+                "--stage: unsupported with {}: {stage}; use 0, or another optimizer",
+                plan.optimizer.name()
+            ))),
+            // These optimizers do not shard their states, as at stage 0.
+            _ => Ok(vec![Stage::Disabled]),
+        };
+    }
     match arguments.stage {
-        Some(stage @ 2..) if plan.optimizer.exchanges_momentum() => Err(Failure::mistake(format!(
-            "--stage: unsupported with {}: {stage}; use 0, or another optimizer",
-            plan.optimizer.name()
-        ))),
-        // These optimizers do not shard their states, as at stage 0.
-        _ if plan.optimizer.exchanges_momentum() => Ok(vec![Stage::Disabled]),
-        Some(number) => match all.get(usize::from(number)) {
+        Some(number) => match Stage::ALL.get(usize::from(number)) {
             Some(stage) => Ok(vec![*stage]),
             None => {
                 Err(Failure::mistake(format!("--stage: unknown ZeRO stage: {number}; use 0 to 3")))
             }
         },
         None if arguments.deepspeed.is_some() => Ok(vec![plan.zero.stage]),
-        None => Ok(all.to_vec()),
+        None => Ok(Stage::ALL.to_vec()),
     }
 }
 

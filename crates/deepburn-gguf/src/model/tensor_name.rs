@@ -35,7 +35,9 @@ impl GgufTensor {
         let rows = shape.first().and_then(|rows| usize::try_from(*rows).ok());
         let is_whole = numel == Some(values.len() as u64);
         let converted = rows.filter(|_| is_whole).and_then(|rows| self.layout.apply(values, rows));
-        converted.ok_or_else(|| self.misfit(values.len(), &format!("shape {shape:?}")))?;
+        converted.ok_or_else(|| {
+            self.misfit(values.len(), &format!("shape {shape:?} (pass the whole tensor)"))
+        })?;
         if self.factor != 1.0 {
             // In f64, so that the product is rounded once.
             let scale = |value: &mut f32| *value = (f64::from(*value) * self.factor) as f32;
@@ -74,10 +76,8 @@ impl GgufTensor {
 
     /// Returns the error about a tensor that does not fit its layout.
     fn misfit(&self, count: usize, shape: &str) -> GgufError {
-        let problem = format!(
-            "{count} elements with {shape} cannot be converted ({:?}); pass the whole tensor",
-            self.layout
-        );
+        let problem =
+            format!("{count} elements with {shape} cannot be converted ({:?})", self.layout);
         GgufError::tensor(&self.name, problem)
     }
 }

@@ -48,8 +48,11 @@ pub(crate) trait ElementKernel: Send + Sync + 'static {
 }
 
 /// Returns the index of one of `names`. Called when a kernel is compiled.
+///
+/// # Panics
+/// Panics if `name` is none of them. Another index would be the place of another value.
 pub(crate) fn place(names: &[&str], name: &str) -> usize {
-    names.iter().take_while(|other| **other != name).count()
+    names.iter().position(|other| *other == name).expect("a name of the step")
 }
 
 /// Writes element `i` of state `state`, which must be known when the kernel is compiled.

@@ -71,7 +71,11 @@ impl SaveInProgress {
     /// Returns true once this rank's thread has ended, successfully or not.
     /// [`finish`](Self::finish) then waits for other ranks only.
     pub fn is_written(&self) -> bool {
-        !matches!(&self.writing.thread, Some(Ok(thread)) if !thread.is_finished())
+        match &self.writing.thread {
+            Some(Ok(thread)) => thread.is_finished(),
+            // It could not be started, or was joined.
+            Some(Err(_)) | None => true,
+        }
     }
 
     /// Waits for all ranks, commits the checkpoint and returns its folder. All ranks call this

@@ -27,9 +27,9 @@ use super::vector::{combine, dot, exp, max, vectorized};
 use crate::attention::dimensions::{AttentionMask, SelfAttention};
 use crate::portable;
 
-/// The number of elements of the keys, over all heads, below which distributing the heads over
-/// threads costs more than it saves. Little is enough, because the threads are still awake from the
-/// product before.
+/// The number of multiplications of queries and keys, over all heads, below which distributing the
+/// heads over threads costs more than it saves. Little is enough, because the threads are still
+/// awake from the product before.
 const WORTH_THREADS: usize = 1 << 15;
 
 vectorized! {

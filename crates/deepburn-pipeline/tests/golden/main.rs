@@ -1,5 +1,6 @@
 //! Schedules and partitions of DeepSpeed, and idle fractions of another simulator. The files are in
-//! `golden/pipeline`, beside the folder that `DEEPBURN_TEST_DATA` names.
+//! `golden/pipeline`, beside the folder that `DEEPBURN_TEST_DATA` names. `simulation` is our
+//! simulator, with its own tests, which need no files.
 
 use std::fs;
 use std::path::PathBuf;

@@ -28,17 +28,28 @@ macro_rules! fused_ops {
     ($with:ident, $decorator:ident, $bound:ident) => {
         impl<B: $bound + LayerNormOps> LayerNormOps for $decorator<B> {
             $with! {
-                #[full] fn fused_layer_norm(x: float, gamma: float, beta: float, epsilon: [f64]) -> float;
-                #[saving] fn layer_norm_forward(x: float, gamma: float, beta: float, epsilon: [f64]) -> (LayerNormOutput { output: float, mean: float, reciprocal_deviation: float });
-                #[uncast] fn layer_norm_backward(grad: float, saved: (LayerNormSaved { x: float, gamma: float, mean: float, reciprocal_deviation: float })) -> (LayerNormGradients { x: float, gamma: float, beta: float });
+                #[full] fn fused_layer_norm(x: float, gamma: float, beta: float, epsilon: [f64])
+                    -> float;
+                #[saving] fn layer_norm_forward(x: float, gamma: float, beta: float, epsilon: [f64])
+                    -> (LayerNormOutput { output: float, mean: float, reciprocal_deviation: float });
+                #[uncast] fn layer_norm_backward(
+                    grad: float,
+                    saved: (LayerNormSaved { x: float, gamma: float, mean: float, reciprocal_deviation: float }),
+                ) -> (LayerNormGradients { x: float, gamma: float, beta: float });
             }
         }
 
+        // Under autocast the op runs in f32, and no quotient is rounded.
         impl<B: $bound + RmsNormOps> RmsNormOps for $decorator<B> {
             $with! {
                 #[full] fn fused_rms_norm(x: float, weight: float, norm: [RmsNorm]) -> float;
-                #[saving] fn rms_norm_forward(x: float, weight: float, norm: [RmsNorm]) -> (RmsNormOutput { output: float, reciprocal_root: float });
-                #[uncast] fn rms_norm_backward(grad: float, saved: (RmsNormSaved { x: float, weight: float, reciprocal_root: float }), norm: [RmsNorm]) -> (RmsNormGradients { x: float, weight: float });
+                #[saving] fn rms_norm_forward(x: float, weight: float, norm: [RmsNorm])
+                    -> (RmsNormOutput { output: float, reciprocal_root: float });
+                #[uncast] fn rms_norm_backward(
+                    grad: float,
+                    saved: (RmsNormSaved { x: float, weight: float, reciprocal_root: float }),
+                    norm: [RmsNorm],
+                ) -> (RmsNormGradients { x: float, weight: float });
             }
         }
 
@@ -55,8 +66,11 @@ macro_rules! fused_ops {
             $with! {
                 fn gated(gate: float, up: float, function: [GateFunction]) -> float;
                 fn gated_joint(joint: float, function: [GateFunction]) -> float;
-                fn gated_joint_backward(grad: float, joint: float, function: [GateFunction]) -> float;
-                #[uncast] fn gated_backward(grad: float, gate: float, up: float, function: [GateFunction]) -> (GatedGradients { gate: float, up: float });
+                fn gated_joint_backward(grad: float, joint: float, function: [GateFunction])
+                    -> float;
+                #[uncast] fn gated_backward(
+                    grad: float, gate: float, up: float, function: [GateFunction],
+                ) -> (GatedGradients { gate: float, up: float });
             }
         }
 
@@ -64,8 +78,11 @@ macro_rules! fused_ops {
         // op rounds it to the type of the rotated matrix.
         impl<B: $bound + RotaryOps> RotaryOps for $decorator<B> {
             $with! {
-                #[uncast] fn rotate_heads(x: float, cos: float, sin: float, heads: [RotatedHeads]) -> float;
-                #[uncast] fn rotate_heads_back(grad: float, cos: float, sin: float, heads: [RotatedHeads]) -> float;
+                #[uncast] fn rotate_heads(x: float, cos: float, sin: float, heads: [RotatedHeads])
+                    -> float;
+                #[uncast] fn rotate_heads_back(
+                    grad: float, cos: float, sin: float, heads: [RotatedHeads],
+                ) -> float;
             }
         }
     };
@@ -80,16 +97,24 @@ macro_rules! counted_fused_ops {
             $with! {
                 #[product] fn fused_linear(x: float, weight: float, bias: (maybe float)) -> float;
                 fn linear_x_gradient(grad: float, weight: float) -> float;
-                #[uncast] fn linear_gradients(grad: float, x: float) -> (LinearGradients { weight: float, bias: float });
+                #[uncast] fn linear_gradients(grad: float, x: float)
+                    -> (LinearGradients { weight: float, bias: float });
             }
         }
 
         impl<B: $bound + CrossEntropyOps> CrossEntropyOps for $decorator<B> {
             $with! {
-                #[product] fn linear_cross_entropy(hidden: float, weight: float, targets: int) -> float;
+                #[product] fn linear_cross_entropy(hidden: float, weight: float, targets: int)
+                    -> float;
                 #[product] fn head_scores(hidden: float, weight: float, targets: int) -> float;
-                #[product] fn head_loss(hidden: float, weight: float, targets: int, wanted: [HeadGradients<bool>]) -> (HeadLoss { loss: float, gradients: (HeadGradients { hidden: (maybe float), weight: (maybe float) }) });
-                #[uncast] fn logits_loss(logits: float, targets: int, gradient: [bool]) -> (float, (maybe float));
+                #[product] fn head_loss(
+                    hidden: float, weight: float, targets: int, wanted: [HeadGradients<bool>],
+                )
+                    -> (HeadLoss {
+                        loss: float, gradients: (HeadGradients { hidden: (maybe float), weight: (maybe float) })
+                    });
+                #[uncast] fn logits_loss(logits: float, targets: int, gradient: [bool])
+                    -> (float, (maybe float));
                 fn fused_cross_entropy(logits: float, targets: int) -> float;
                 fn scale_gradient(gradient: float, factor: float, dtype: [DType]) -> float;
             }
@@ -97,11 +122,25 @@ macro_rules! counted_fused_ops {
 
         impl<B: $bound + AttentionOps> AttentionOps for $decorator<B> {
             $with! {
-                #[product] fn self_attention(projected: float, attention: [&SelfAttention], dropout: [Option<AttentionDropout>]) -> float;
-                #[product] fn attention_forward(projected: float, attention: [&SelfAttention], dropout: [Option<AttentionDropout>]) -> (AttentionOutput { output: float, log_sums: float });
-                #[uncast] fn attention_backward(grad: float, saved: (AttentionSaved { projected: float, output: float, log_sums: float, dropout: [Option<AttentionDropout>] }), attention: [&SelfAttention]) -> float;
+                #[product] fn self_attention(
+                    projected: float, attention: [&SelfAttention],
+                    dropout: [Option<AttentionDropout>],
+                ) -> float;
+                #[product] fn attention_forward(
+                    projected: float, attention: [&SelfAttention],
+                    dropout: [Option<AttentionDropout>],
+                ) -> (AttentionOutput { output: float, log_sums: float });
+                #[uncast] fn attention_backward(
+                    grad: float,
+                    saved: (AttentionSaved { projected: float, output: float, log_sums: float, dropout: [Option<AttentionDropout>] }),
+                    attention: [&SelfAttention],
+                ) -> float;
                 #[uncast] fn write_to_cache(cache: float, rows: float, start: [usize]) -> float;
-                #[product] fn attention_over_cache(queries: float, keys: float, values: float, filled: [usize], attention: [&SelfAttention]) -> float;
+                // One type for all three: a cache has the type of the queries in every model.
+                #[product] fn attention_over_cache(
+                    queries: float, keys: float, values: float, filled: [usize],
+                    attention: [&SelfAttention],
+                ) -> float;
             }
         }
     };

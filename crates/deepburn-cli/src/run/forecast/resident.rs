@@ -68,7 +68,8 @@ impl Resident {
             false => forecast.process_memory(Tensors::All),
         };
         let logits = preparation.subject.info().architecture().logits_bytes(batch);
-        // Several ranks copy their shards to one array. Buffers are kept for the next read.
+        // Buffers of reads are kept for the next one. Several ranks, or another backend than flex,
+        // copy their shards from them to one array.
         let gathered = forecast.rank.device.of(Category::Gathered);
         let read = if has_disk { of_process(gathered) } else { 0 };
         // The logits are freed before backward begins, which copies gradients.

@@ -7,9 +7,9 @@ use half::f16;
 
 use super::block_vector::BlockVector;
 use super::instructions::Instructions;
-use super::{BLOCK, EncodedRows, RowEncoding, SCALE};
+use super::{BLOCK, EncodedRows, SCALE};
 #[cfg(target_arch = "x86_64")]
-use super::{avx2, nibbles};
+use super::{RowEncoding, avx2, nibbles};
 use crate::element::Element;
 
 /// Writes the dot products of rows of blocks and `x` to `out`.

@@ -23,9 +23,14 @@ where
 
     forwarded! {
         fn backward(tensor: FloatTensor<Self>) -> Self::Gradients;
-        fn grad(tensor: &FloatTensor<Self>, grads: &Self::Gradients) -> Option<FloatTensor<Self::InnerBackend>>;
-        fn grad_remove(tensor: &FloatTensor<Self>, grads: &mut Self::Gradients) -> Option<FloatTensor<Self::InnerBackend>>;
-        fn grad_replace(tensor: &FloatTensor<Self>, grads: &mut Self::Gradients, grad: FloatTensor<Self::InnerBackend>);
+        fn grad(tensor: &FloatTensor<Self>, grads: &Self::Gradients)
+            -> Option<FloatTensor<Self::InnerBackend>>;
+        fn grad_remove(tensor: &FloatTensor<Self>, grads: &mut Self::Gradients)
+            -> Option<FloatTensor<Self::InnerBackend>>;
+        fn grad_replace(
+            tensor: &FloatTensor<Self>, grads: &mut Self::Gradients,
+            grad: FloatTensor<Self::InnerBackend>,
+        );
         fn inner(tensor: FloatTensor<Self>) -> FloatTensor<Self::InnerBackend>;
         fn int_inner(tensor: IntTensor<Self>) -> IntTensor<Self::InnerBackend>;
         fn bool_inner(tensor: BoolTensor<Self>) -> BoolTensor<Self::InnerBackend>;
@@ -34,7 +39,8 @@ where
         fn int_from_inner(tensor: IntTensor<Self::InnerBackend>) -> IntTensor<Self>;
         fn bool_from_inner(tensor: BoolTensor<Self::InnerBackend>) -> BoolTensor<Self>;
         fn q_from_inner(tensor: QuantizedTensor<Self::InnerBackend>) -> QuantizedTensor<Self>;
-        fn set_distributed_params(tensor: FloatTensor<Self>, param_id: DistributedParamId) -> FloatTensor<Self>;
+        fn set_distributed_params(tensor: FloatTensor<Self>, param_id: DistributedParamId)
+            -> FloatTensor<Self>;
         fn distributed_params(tensor: &FloatTensor<Self>) -> Option<DistributedParams>;
         fn is_distributed(tensor: &FloatTensor<Self>) -> bool;
     }

@@ -55,7 +55,8 @@ macro_rules! cast {
     (@common $operands:ident full) => {
         $operands.common($crate::decorator::autocast::CastRule::Full)
     };
-    (@common $operands:ident $uncast:ident) => { None };
+    (@common $operands:ident uncast) => { None };
+    (@common $operands:ident saving) => { None };
 
     (@see $operands:ident float $value:expr) => { $operands.see::<B>(&$value) };
     (@see $operands:ident $other:tt $value:expr) => {};

@@ -15,8 +15,8 @@ use deepburn_ops::{
     AttentionDropout, AttentionMask, AttentionOps, AttentionOutput, AttentionSaved,
     CrossEntropyOps, GateFunction, GatedGradients, GatedOps, GeluOps, HeadGradients, HeadLoss,
     LayerNormGradients, LayerNormOps, LayerNormOutput, LayerNormSaved, LinearGradients, LinearOps,
-    MatmulOps, RmsNorm, RmsNormGradients, RmsNormOps, RmsNormOutput, RmsNormSaved, RotaryOps,
-    RotatedHeads, SelfAttention,
+    MatmulOps, QuantizedMatrix, RmsNorm, RmsNormGradients, RmsNormOps, RmsNormOutput, RmsNormSaved,
+    RotaryOps, RotatedHeads, SelfAttention,
 };
 
 use crate::decorator::fused::fused_ops;
@@ -31,9 +31,8 @@ fused_ops!(forward, Sharded, MatmulOps);
 
 /// Linear layers: `x [.., inputs]` times `weight`, plus an optional bias.
 ///
-/// The provided methods for a quantized weight dequantize it. The blocks of a quantized parameter
-/// do not come there: the methods here read them from its handle.
-#[expect(clippy::missing_trait_methods)]
+/// The methods for a quantized weight dequantize it. The blocks of a quantized parameter do not
+/// come there: the other methods read them from its handle.
 impl<B: MatmulOps + LinearOps> LinearOps for Sharded<B> {
     fn fused_linear(
         x: FloatTensor<Self>,
@@ -46,6 +45,21 @@ impl<B: MatmulOps + LinearOps> LinearOps for Sharded<B> {
             cost; x: float, weight: weight, bias: (maybe float) => [weight::linear::<B>(x, weight, bias)]
         );
         output
+    }
+
+    fn quantized_linear(
+        x: FloatTensor<Self>,
+        weight: &QuantizedMatrix<Self>,
+        bias: Option<FloatTensor<Self>>,
+    ) -> FloatTensor<Self> {
+        Self::fused_linear(x, weight.dequantized(), bias)
+    }
+
+    fn quantized_x_gradient(
+        grad: FloatTensor<Self>,
+        weight: &QuantizedMatrix<Self>,
+    ) -> FloatTensor<Self> {
+        Self::linear_x_gradient(grad, weight.dequantized())
     }
 
     fn linear_x_gradient(grad: FloatTensor<Self>, weight: FloatTensor<Self>) -> FloatTensor<Self> {
@@ -65,9 +79,8 @@ impl<B: MatmulOps + LinearOps> LinearOps for Sharded<B> {
 }
 
 /// The fused loss head: the output layer and the cross entropy of its logits. Only the logits of a
-/// chunk of rows are in memory at a time. The provided methods for a quantized weight dequantize
-/// it, as for linear layers.
-#[expect(clippy::missing_trait_methods)]
+/// chunk of rows are in memory at a time. The methods for a quantized weight dequantize it, as for
+/// linear layers.
 impl<B: MatmulOps + CrossEntropyOps> CrossEntropyOps for Sharded<B> {
     /// Returns the loss without gradients, for evaluation or for a part of the model that is not
     /// trained.
@@ -82,6 +95,24 @@ impl<B: MatmulOps + CrossEntropyOps> CrossEntropyOps for Sharded<B> {
                 => [weight::linear_cross_entropy::<B>(hidden, weight, targets)]
         );
         loss
+    }
+
+    fn quantized_head_scores(
+        hidden: FloatTensor<Self>,
+        weight: &QuantizedMatrix<Self>,
+        targets: IntTensor<Self>,
+    ) -> FloatTensor<Self> {
+        Self::head_scores(hidden, weight.dequantized(), targets)
+    }
+
+    fn quantized_head_loss(
+        hidden: FloatTensor<Self>,
+        weight: &QuantizedMatrix<Self>,
+        targets: IntTensor<Self>,
+        wanted: bool,
+    ) -> HeadLoss<Self> {
+        let wanted = HeadGradients { hidden: wanted, weight: false };
+        Self::head_loss(hidden, weight.dequantized(), targets, wanted)
     }
 
     forward! {

@@ -25,24 +25,66 @@ use crate::recompute::Cost;
 macro_rules! module_ops {
     ($with:ident) => {
         $with! {
-            fn deform_conv2d_backward(x: float, offset: float, weight: float, mask: (maybe float), bias: (maybe float), output_grad: float, options: [DeformConvOptions<2>]) -> (DeformConv2dBackward { x_grad: float, offset_grad: float, weight_grad: float, mask_grad: (maybe float), bias_grad: (maybe float) });
-            fn max_pool1d_with_indices(x: float, kernel_size: [usize], stride: [usize], padding: [usize], dilation: [usize], ceil_mode: [bool]) -> (MaxPool1dWithIndices { output: float, indices: int });
-            fn max_pool1d_with_indices_backward(x: float, kernel_size: [usize], stride: [usize], padding: [usize], dilation: [usize], ceil_mode: [bool], output_grad: float, indices: int) -> (MaxPool1dBackward { x_grad: float });
-            fn max_pool2d_with_indices(x: float, kernel_size: [[usize; 2]], stride: [[usize; 2]], padding: [[usize; 2]], dilation: [[usize; 2]], ceil_mode: [bool]) -> (MaxPool2dWithIndices { output: float, indices: int });
-            fn max_pool2d_with_indices_backward(x: float, kernel_size: [[usize; 2]], stride: [[usize; 2]], padding: [[usize; 2]], dilation: [[usize; 2]], ceil_mode: [bool], output_grad: float, indices: int) -> (MaxPool2dBackward { x_grad: float });
-            #[product] fn deform_conv2d(x: float, offset: float, weight: float, mask: (maybe float), bias: (maybe float), options: [DeformConvOptions<2>]) -> float;
-            #[product] fn conv_transpose2d(x: float, weight: float, bias: (maybe float), options: [ConvTransposeOptions<2>]) -> float;
-            #[product] fn conv_transpose3d(x: float, weight: float, bias: (maybe float), options: [ConvTransposeOptions<3>]) -> float;
-            fn avg_pool2d(x: float, kernel_size: [[usize; 2]], stride: [[usize; 2]], padding: [[usize; 2]], count_include_pad: [bool], ceil_mode: [bool]) -> float;
-            fn avg_pool2d_backward(x: float, grad: float, kernel_size: [[usize; 2]], stride: [[usize; 2]], padding: [[usize; 2]], count_include_pad: [bool], ceil_mode: [bool]) -> float;
+            fn deform_conv2d_backward(
+                x: float, offset: float, weight: float, mask: (maybe float), bias: (maybe float),
+                output_grad: float, options: [DeformConvOptions<2>],
+            )
+                -> (DeformConv2dBackward {
+                    x_grad: float, offset_grad: float, weight_grad: float, mask_grad: (maybe float), bias_grad: (maybe float)
+                });
+            fn max_pool1d_with_indices(
+                x: float, kernel_size: [usize], stride: [usize], padding: [usize],
+                dilation: [usize], ceil_mode: [bool],
+            ) -> (MaxPool1dWithIndices { output: float, indices: int });
+            fn max_pool1d_with_indices_backward(
+                x: float, kernel_size: [usize], stride: [usize], padding: [usize],
+                dilation: [usize], ceil_mode: [bool], output_grad: float, indices: int,
+            ) -> (MaxPool1dBackward { x_grad: float });
+            fn max_pool2d_with_indices(
+                x: float, kernel_size: [[usize; 2]], stride: [[usize; 2]], padding: [[usize; 2]],
+                dilation: [[usize; 2]], ceil_mode: [bool],
+            ) -> (MaxPool2dWithIndices { output: float, indices: int });
+            fn max_pool2d_with_indices_backward(
+                x: float, kernel_size: [[usize; 2]], stride: [[usize; 2]], padding: [[usize; 2]],
+                dilation: [[usize; 2]], ceil_mode: [bool], output_grad: float, indices: int,
+            ) -> (MaxPool2dBackward { x_grad: float });
+            #[product] fn deform_conv2d(
+                x: float, offset: float, weight: float, mask: (maybe float), bias: (maybe float),
+                options: [DeformConvOptions<2>],
+            ) -> float;
+            #[product] fn conv_transpose2d(
+                x: float, weight: float, bias: (maybe float), options: [ConvTransposeOptions<2>],
+            ) -> float;
+            #[product] fn conv_transpose3d(
+                x: float, weight: float, bias: (maybe float), options: [ConvTransposeOptions<3>],
+            ) -> float;
+            fn avg_pool2d(
+                x: float, kernel_size: [[usize; 2]], stride: [[usize; 2]], padding: [[usize; 2]],
+                count_include_pad: [bool], ceil_mode: [bool],
+            ) -> float;
+            fn avg_pool2d_backward(
+                x: float, grad: float, kernel_size: [[usize; 2]], stride: [[usize; 2]],
+                padding: [[usize; 2]], count_include_pad: [bool], ceil_mode: [bool],
+            ) -> float;
             fn adaptive_avg_pool2d(x: float, output_size: [[usize; 2]]) -> float;
             fn adaptive_avg_pool2d_backward(x: float, grad: float) -> float;
-            fn max_pool2d(x: float, kernel_size: [[usize; 2]], stride: [[usize; 2]], padding: [[usize; 2]], dilation: [[usize; 2]], ceil_mode: [bool]) -> float;
-            #[full] fn interpolate(x: float, output_size: [[usize; 2]], options: [InterpolateOptions]) -> float;
-            fn interpolate_backward(x: float, grad: float, output_size: [[usize; 2]], options: [InterpolateOptions]) -> float;
-            #[product] fn attention(query: float, key: float, value: float, mask: (maybe bool), attn_bias: (maybe float), options: [AttentionModuleOptions]) -> float;
+            fn max_pool2d(
+                x: float, kernel_size: [[usize; 2]], stride: [[usize; 2]], padding: [[usize; 2]],
+                dilation: [[usize; 2]], ceil_mode: [bool],
+            ) -> float;
+            #[full] fn interpolate(
+                x: float, output_size: [[usize; 2]], options: [InterpolateOptions],
+            ) -> float;
+            fn interpolate_backward(
+                x: float, grad: float, output_size: [[usize; 2]], options: [InterpolateOptions],
+            ) -> float;
+            #[product] fn attention(
+                query: float, key: float, value: float, mask: (maybe bool),
+                attn_bias: (maybe float), options: [AttentionModuleOptions],
+            ) -> float;
             fn rfft(signal: float, dim: [usize], n: [Option<usize>]) -> (float, float);
-            fn irfft(spectrum_re: float, spectrum_im: float, dim: [usize], n: [Option<usize>]) -> float;
+            fn irfft(spectrum_re: float, spectrum_im: float, dim: [usize], n: [Option<usize>])
+                -> float;
             #[product] fn linear(x: float, weight: float, bias: (maybe float)) -> float;
             fn linear_x_backward(weight: float, output_grad: float) -> float;
             fn linear_weight_backward(x: float, output_grad: float) -> float;
@@ -50,26 +92,56 @@ macro_rules! module_ops {
             fn conv1d_bias_backward(x: float, bias: float, output_grad: float) -> float;
             fn conv2d_bias_backward(x: float, bias: float, output_grad: float) -> float;
             fn conv3d_bias_backward(x: float, bias: float, output_grad: float) -> float;
-            #[product] fn conv_transpose1d(x: float, weight: float, bias: (maybe float), options: [ConvTransposeOptions<1>]) -> float;
-            fn conv_transpose1d_x_backward(weight: float, output_grad: float, options: [ConvTransposeOptions<1>]) -> float;
-            fn conv_transpose1d_weight_backward(x: float, weight: float, output_grad: float, options: [ConvTransposeOptions<1>]) -> float;
+            #[product] fn conv_transpose1d(
+                x: float, weight: float, bias: (maybe float), options: [ConvTransposeOptions<1>],
+            ) -> float;
+            fn conv_transpose1d_x_backward(
+                weight: float, output_grad: float, options: [ConvTransposeOptions<1>],
+            ) -> float;
+            fn conv_transpose1d_weight_backward(
+                x: float, weight: float, output_grad: float, options: [ConvTransposeOptions<1>],
+            ) -> float;
             fn conv_transpose1d_bias_backward(x: float, bias: float, output_grad: float) -> float;
-            fn conv_transpose2d_x_backward(weight: float, output_grad: float, options: [ConvTransposeOptions<2>]) -> float;
-            fn conv_transpose2d_weight_backward(x: float, weight: float, output_grad: float, options: [ConvTransposeOptions<2>]) -> float;
+            fn conv_transpose2d_x_backward(
+                weight: float, output_grad: float, options: [ConvTransposeOptions<2>],
+            ) -> float;
+            fn conv_transpose2d_weight_backward(
+                x: float, weight: float, output_grad: float, options: [ConvTransposeOptions<2>],
+            ) -> float;
             fn conv_transpose2d_bias_backward(x: float, bias: float, output_grad: float) -> float;
-            fn conv_transpose3d_x_backward(weight: float, output_grad: float, options: [ConvTransposeOptions<3>]) -> float;
-            fn conv_transpose3d_weight_backward(x: float, weight: float, output_grad: float, options: [ConvTransposeOptions<3>]) -> float;
+            fn conv_transpose3d_x_backward(
+                weight: float, output_grad: float, options: [ConvTransposeOptions<3>],
+            ) -> float;
+            fn conv_transpose3d_weight_backward(
+                x: float, weight: float, output_grad: float, options: [ConvTransposeOptions<3>],
+            ) -> float;
             fn conv_transpose3d_bias_backward(x: float, bias: float, output_grad: float) -> float;
             fn unfold4d(x: float, kernel_size: [[usize; 2]], options: [UnfoldOptions]) -> float;
-            fn avg_pool1d(x: float, kernel_size: [usize], stride: [usize], padding: [usize], count_include_pad: [bool], ceil_mode: [bool]) -> float;
-            fn avg_pool1d_backward(x: float, grad: float, kernel_size: [usize], stride: [usize], padding: [usize], count_include_pad: [bool], ceil_mode: [bool]) -> float;
+            fn avg_pool1d(
+                x: float, kernel_size: [usize], stride: [usize], padding: [usize],
+                count_include_pad: [bool], ceil_mode: [bool],
+            ) -> float;
+            fn avg_pool1d_backward(
+                x: float, grad: float, kernel_size: [usize], stride: [usize], padding: [usize],
+                count_include_pad: [bool], ceil_mode: [bool],
+            ) -> float;
             fn adaptive_avg_pool1d(x: float, output_size: [usize]) -> float;
             fn adaptive_avg_pool1d_backward(x: float, grad: float) -> float;
-            fn max_pool1d(x: float, kernel_size: [usize], stride: [usize], padding: [usize], dilation: [usize], ceil_mode: [bool]) -> float;
-            #[full] fn layer_norm(tensor: float, gamma: float, beta: (maybe float), epsilon: [f64]) -> float;
-            #[full] fn ctc_loss(log_probs: float, targets: int, input_lengths: int, target_lengths: int, blank: [usize]) -> float;
+            fn max_pool1d(
+                x: float, kernel_size: [usize], stride: [usize], padding: [usize],
+                dilation: [usize], ceil_mode: [bool],
+            ) -> float;
+            #[full] fn layer_norm(tensor: float, gamma: float, beta: (maybe float), epsilon: [f64])
+                -> float;
+            #[full] fn ctc_loss(
+                log_probs: float, targets: int, input_lengths: int, target_lengths: int,
+                blank: [usize],
+            ) -> float;
             fn has_ctc_loss_backward() -> [bool];
-            fn ctc_loss_backward(log_probs: float, targets: int, input_lengths: int, target_lengths: int, grad_loss: float, blank: [usize]) -> float;
+            fn ctc_loss_backward(
+                log_probs: float, targets: int, input_lengths: int, target_lengths: int,
+                grad_loss: float, blank: [usize],
+            ) -> float;
         }
     };
 }
@@ -81,15 +153,33 @@ macro_rules! counted_module_ops {
     ($with:ident) => {
         $with! {
             fn embedding(weights: float, indices: int) -> float;
-            #[product] fn conv1d(x: float, weight: float, bias: (maybe float), options: [ConvOptions<1>]) -> float;
-            fn conv1d_x_backward(x: float, weight: float, output_grad: float, options: [ConvOptions<1>]) -> float;
-            fn conv1d_weight_backward(x: float, weight: float, output_grad: float, options: [ConvOptions<1>]) -> float;
-            #[product] fn conv2d(x: float, weight: float, bias: (maybe float), options: [ConvOptions<2>]) -> float;
-            fn conv2d_x_backward(x: float, weight: float, output_grad: float, options: [ConvOptions<2>]) -> float;
-            fn conv2d_weight_backward(x: float, weight: float, output_grad: float, options: [ConvOptions<2>]) -> float;
-            #[product] fn conv3d(x: float, weight: float, bias: (maybe float), options: [ConvOptions<3>]) -> float;
-            fn conv3d_x_backward(x: float, weight: float, output_grad: float, options: [ConvOptions<3>]) -> float;
-            fn conv3d_weight_backward(x: float, weight: float, output_grad: float, options: [ConvOptions<3>]) -> float;
+            #[product] fn conv1d(
+                x: float, weight: float, bias: (maybe float), options: [ConvOptions<1>],
+            ) -> float;
+            fn conv1d_x_backward(
+                x: float, weight: float, output_grad: float, options: [ConvOptions<1>],
+            ) -> float;
+            fn conv1d_weight_backward(
+                x: float, weight: float, output_grad: float, options: [ConvOptions<1>],
+            ) -> float;
+            #[product] fn conv2d(
+                x: float, weight: float, bias: (maybe float), options: [ConvOptions<2>],
+            ) -> float;
+            fn conv2d_x_backward(
+                x: float, weight: float, output_grad: float, options: [ConvOptions<2>],
+            ) -> float;
+            fn conv2d_weight_backward(
+                x: float, weight: float, output_grad: float, options: [ConvOptions<2>],
+            ) -> float;
+            #[product] fn conv3d(
+                x: float, weight: float, bias: (maybe float), options: [ConvOptions<3>],
+            ) -> float;
+            fn conv3d_x_backward(
+                x: float, weight: float, output_grad: float, options: [ConvOptions<3>],
+            ) -> float;
+            fn conv3d_weight_backward(
+                x: float, weight: float, output_grad: float, options: [ConvOptions<3>],
+            ) -> float;
         }
     };
 }

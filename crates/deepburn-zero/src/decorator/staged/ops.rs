@@ -17,7 +17,7 @@
 //!  }
 //! ```
 //!
-//! Reshaped and transposed tensors keep their holders and are written by hand.
+//! Reshaped and transposed tensors keep their holders and are views (`whole_views!`).
 #![deny(clippy::missing_trait_methods)]
 
 use std::ops::Range;

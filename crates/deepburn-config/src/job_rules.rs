@@ -137,6 +137,18 @@ impl JobReader<'_> {
         None
     }
 
+    /// Returns whether the job names no pretrained model. A name that leads nowhere is an error of
+    /// its own, without which other keys would have an effect.
+    pub(crate) fn lacks_pretrained(&self, model: &ModelJob) -> bool {
+        model.pretrained.is_none() && !self.findings.have_error_in("model.pretrained")
+    }
+
+    /// Returns whether the job has no adapter, not even an invalid one.
+    pub(crate) fn lacks_adapter(&self, model: &ModelJob) -> bool {
+        let is_invalid = |key| self.findings.have_error_in(key);
+        !model.has_adapter() && !["model.lora", "model.adapter"].into_iter().any(is_invalid)
+    }
+
     /// Checks that the model of a job with an adapter is a pretrained language model.
     fn check_adapter(&mut self, model: &ModelJob, data: &DataJob) {
         let key = match model {
@@ -144,7 +156,7 @@ impl JobReader<'_> {
             ModelJob { lora: Some(_), .. } => "model.lora",
             _ => return,
         };
-        refuse!(if model.pretrained.is_none(); self.findings, key =>
+        refuse!(if self.lacks_pretrained(model); self.findings, key =>
             "adapts a pretrained model, and this job has none"; "give model.pretrained");
         refuse!(if matches!(data.kind, DataKind::Classification { .. }); self.findings, key =>
             "is supported for language models only"; "remove it, or train on text");
@@ -237,14 +249,16 @@ impl JobReader<'_> {
 
     /// Checks that the model can be trained on the data.
     pub(crate) fn check_pair(&mut self, model: &ModelJob, data: &DataJob) {
-        warning!(if data.new_vocabulary && model.pretrained.is_none(); self.findings, "data.new_vocabulary" =>
+        warning!(if data.new_vocabulary && self.lacks_pretrained(model); self.findings, "data.new_vocabulary" =>
             "has no effect without model.pretrained: a new model has no vocabulary yet"; "remove it");
-        warning!(if data.eos_token.is_some() && data.kind == DataKind::Tokens && data.tokenizer.is_none();
+        warning!(if data.eos_token.is_some() && data.kind == DataKind::Tokens && data.tokenizer.is_none()
+                && !self.findings.have_error_in("data.tokenizer");
             self.findings, "data.eos_token" =>
             "has no effect: tokens need no tokenizer, and data.tokenizer is not given"; "remove it");
         self.check_adapter(model, data);
-        let has_tokenizer = model.pretrained.is_some() || data.tokenizer.is_some();
-        refuse!(if data.kind.samples().is_some() && !has_tokenizer; self.findings, "data.tokenizer" =>
+        let is_wrong = self.findings.have_error_in("data.tokenizer");
+        let lacks_tokenizer = self.lacks_pretrained(model) && data.tokenizer.is_none() && !is_wrong;
+        refuse!(if data.kind.samples().is_some() && lacks_tokenizer; self.findings, "data.tokenizer" =>
             "is missing: kind \"{}\" needs a tokenizer, and this job has no pretrained model that has one", data.kind.name();
             "give model.pretrained or data.tokenizer");
         if let DataKind::Classification { text_field, label_field } = &data.kind {

@@ -71,6 +71,29 @@ fn an_invalid_value_is_the_only_finding_about_it() {
         let findings: Vec<_> = report.lines().skip(1).collect();
         assert!(findings.len() == 1 && findings[0].contains(expected), "{report}");
     }
+    let of_model =
+        |model: &str| format!(r#"{{"model": {model}, "data": {{"kind": "chat", "path": "src"}}}}"#);
+    let adapted = |fields: &str| {
+        let model = r#""pretrained": "src", "quantization_config": {"load_in_4bit": true}"#;
+        let training = r#""max_steps": 1, "save_merged": true, "checkpoint_scope": "trained""#;
+        format!(r#"{{"model": {{{model}, {fields}}}, "training": {{{training}}}}}"#)
+    };
+    for (text, expected) in [
+        (of_model(r#"{"pretrained": "nope"}"#), "model.pretrained: "),
+        (of_model(r#"{"pretrained": "nope", "lora": {}}"#), "model.pretrained: "),
+        (
+            r#"{"data": {"kind": "chat", "path": "src", "tokenizer": "nope"}}"#.to_owned(),
+            "data.tokenizer: ",
+        ),
+        (r#"{"training": {"objective": "sft", "max_steps": 1}}"#.to_owned(), "training.objective "),
+        (adapted(r#""adapter": "nope""#), "model.adapter: "),
+        (adapted(r#""lora": 4"#), "model.lora "),
+    ] {
+        let report = parse(&text, Path::new(""), &[]).unwrap_err();
+        let errors: Vec<_> = report.lines().filter(|line| line.contains("  error: ")).collect();
+        assert!(errors.len() == 1 && errors[0].contains(expected), "{report}");
+        assert!(!report.contains("neither model.lora nor"), "{report}");
+    }
 }
 
 #[test]

@@ -43,7 +43,10 @@ impl JobReader<'_> {
         if matches!(data.kind, DataKind::Preference(_)) {
             return Some(DpoPlan { beta: section.beta.value, loss_type: section.loss_type.value });
         }
-        refuse!(if training.objective.is_given(); self.findings, &*training.objective =>
+        // An unknown objective has already been reported.
+        let is_dpo =
+            training.objective.is_given() && !self.findings.have_error_in("training.objective");
+        refuse!(if is_dpo; self.findings, &*training.objective =>
             "\"dpo\" learns from a better and a worse completion of each prompt, which data of kind \"{}\" does not have",
             data.kind.name(); "set data.kind to \"preference\", or remove it");
         unused! { self; section { beta, loss_type } if true => "only data of kind \"preference\" reads it"; }

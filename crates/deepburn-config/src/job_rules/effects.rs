@@ -81,7 +81,7 @@ impl JobReader<'_> {
         let is_frozen = |group: &ParamGroup| group.update == GroupUpdate::Frozen;
         let freezes = plan.param_groups.iter().any(is_frozen);
         // The weights under an adapter are frozen without a group.
-        let freezes = freezes || job.model.has_adapter();
+        let freezes = freezes || !self.lacks_adapter(&job.model);
         unused! { self;
             training { metric_for_best_model } if !compares =>
                 "models are only compared for load_best_model_at_end, early_stopping_patience and save_best_limit";
@@ -96,10 +96,10 @@ impl JobReader<'_> {
             "\"all\" would let a run resume with another base model than the one that its adapter names";
             "write \"trained\", or remove it");
         unused! { self;
-            training { save_merged } if !job.model.has_adapter() =>
+            training { save_merged } if self.lacks_adapter(&job.model) =>
                 "there is no adapter: neither model.lora nor model.adapter is given";
         }
-        let is_new = job.model.pretrained.is_none() && freezes && !job.model.has_adapter();
+        let is_new = self.lacks_pretrained(&job.model) && freezes && self.lacks_adapter(&job.model);
         refuse!(if is_new && plan.saving.checkpoint_scope == CheckpointScope::Trained; self.findings, &*training.checkpoint_scope =>
             "\"trained\" omits the frozen parameters that model.pretrained has, and this job has no pretrained model";
             "write \"all\", or give model.pretrained");

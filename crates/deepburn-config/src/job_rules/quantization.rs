@@ -76,7 +76,7 @@ impl JobReader<'_> {
         // The finding names the flag that asked for the format.
         let flag =
             if config.load_in_4bit.value { &config.load_in_4bit } else { &config.load_in_8bit };
-        refuse!(if !job.model.has_adapter(); self.findings, &*flag.path =>
+        refuse!(if self.lacks_adapter(&job.model); self.findings, &*flag.path =>
             "quantizes a frozen base model, and all weights are trained: neither model.lora nor model.adapter is given";
             "give model.lora, or remove it");
         let backend = job.training.placement.backend;

@@ -79,6 +79,8 @@ impl Checkpoint {
             Self::open(path, tag).and_then(|checkpoint| checkpoint.verify().map(|()| checkpoint));
         let error = match opened {
             Ok(checkpoint) => return Ok(checkpoint),
+            // It lists the checkpoints that exist.
+            Err(error @ CheckpointError::Missing { .. }) => return Err(error),
             Err(error) => error,
         };
         // `path` is either one checkpoint, whose sibling folders are the alternatives, or the
@@ -93,7 +95,10 @@ impl Checkpoint {
         };
         match Self::intact_before(root, name.as_ref()) {
             Ok(Some(other)) => {
-                Err(CheckpointError::Superseded { error: Box::new(error), intact: other.path })
+                let step = name.and_then(|tag| step_of(&store::checkpoints(root).ok()?, &tag));
+                let which = if step.is_some() { "older" } else { "other" };
+                let (error, intact) = (Box::new(error), other.path);
+                Err(CheckpointError::Superseded { error, which, intact })
             }
             _ => Err(error),
         }
@@ -107,10 +112,7 @@ impl Checkpoint {
     /// Returns an error if the folder cannot be read.
     pub fn intact_before(root: &Path, tag: Option<&Tag>) -> Result<Option<Self>, CheckpointError> {
         let mut checkpoints = store::checkpoints(root)?;
-        let step = tag.and_then(|tag| {
-            let listed = checkpoints.iter().find(|listed| listed.tag == *tag);
-            listed.map(|listed| listed.manifest.run.step).or_else(|| tag.step())
-        });
+        let step = tag.and_then(|tag| step_of(&checkpoints, tag));
         checkpoints.retain(|listed| {
             Some(&listed.tag) != tag && step.is_none_or(|step| listed.manifest.run.step < step)
         });
@@ -409,6 +411,12 @@ impl Checkpoint {
     fn not_inside(&self, reason: String) -> CheckpointError {
         CheckpointError::NotInside { path: self.path.clone(), reason }
     }
+}
+
+/// Returns the step of the checkpoint `tag`: of its manifest, or of its name if that is unreadable.
+fn step_of(checkpoints: &[store::ListedCheckpoint], tag: &Tag) -> Option<u64> {
+    let listed = checkpoints.iter().find(|listed| listed.tag == *tag);
+    listed.map(|listed| listed.manifest.run.step).or_else(|| tag.step())
 }
 
 /// Returns the error for a folder without a manifest.

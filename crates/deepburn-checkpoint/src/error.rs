@@ -122,11 +122,13 @@ pub enum CheckpointError {
         /// The save that it belongs to.
         found: String,
     },
-    /// The requested checkpoint is unusable, but an older one is intact.
-    #[error("{error}; the newest older intact checkpoint is {}", .intact.display())]
+    /// The requested checkpoint is unusable, but another one is intact.
+    #[error("{error}; the newest {which} intact checkpoint is {}", .intact.display())]
     Superseded {
         /// The error of the requested checkpoint.
         error: Box<CheckpointError>,
+        /// "older", or "other" if the step of the requested checkpoint is unknown.
+        which: &'static str,
         /// The intact checkpoint.
         intact: PathBuf,
     },

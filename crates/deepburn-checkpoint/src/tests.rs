@@ -184,7 +184,14 @@ fn other_folders_are_described_in_the_error() {
     assert!(message(&root.join("file"), None).contains("it is a file"));
     save(&root, 7, 1);
     let error = message(&root, Some(&Tag::of_step(8)));
-    assert!(error.contains("choose one of step-00000007"), "{error}");
+    assert!(error.ends_with("choose one of step-00000007"), "{error}");
+    // A name has no step, and without a manifest nothing is older.
+    let best = save(&root, 9, 1);
+    fs::rename(&best, root.join("best")).unwrap();
+    fs::remove_file(root.join("best/manifest.json")).unwrap();
+    let error = message(&root, Some(&"best".parse().unwrap()));
+    assert!(error.contains("the newest other intact checkpoint is"), "{error}");
+    assert!(error.ends_with("step-00000007"), "{error}");
 
     let foreign = TempRoot::new();
     fs::write(foreign.join("latest"), "global_step3").unwrap();

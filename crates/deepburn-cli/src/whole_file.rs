@@ -60,9 +60,7 @@ pub(crate) fn copy_whole(source: &Path, target: &Path) -> io::Result<()> {
         return Ok(());
     }
     fs::create_dir_all(target.parent().unwrap_or(target))?;
-    let name = target.file_name().unwrap_or_default().to_string_lossy();
-    let partial = target.with_file_name(format!(".{name}.{}.unfinished", std::process::id()));
-    let mut file = PartialFile::create(target, partial)?;
+    let mut file = PartialFile::beside(target)?;
     io::copy(&mut File::open(source)?, &mut file)?;
     file.finish()
 }

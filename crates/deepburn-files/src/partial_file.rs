@@ -37,6 +37,25 @@ impl PartialFile {
         Ok(Self { file: File::create(&partial)?, path, partial: Some(partial) })
     }
 
+    /// Creates a file at a hidden temporary path in the folder of `path`. The process ID is in its
+    /// name, so that two programs that write the same file do not conflict.
+    ///
+    /// Such files that killed programs left for `path` are removed. The lock on the file of a
+    /// running program keeps it. On a file system without locks, no file is removed.
+    ///
+    /// # Errors
+    /// Returns an error if the file cannot be created.
+    pub fn beside(path: impl Into<PathBuf>) -> io::Result<Self> {
+        let path = path.into();
+        let name = path.file_name().map(|it| it.to_string_lossy()).unwrap_or_default();
+        remove_leftovers(&path, &name);
+        let partial = path.with_file_name(format!(".{name}.{}.partial", std::process::id()));
+        let file = Self::create(&path, partial)?;
+        // Without the lock, which not every file system has, the file of a killed program stays.
+        _ = file.file.try_lock();
+        Ok(file)
+    }
+
     /// Writes `content` to the temporary path `partial` and renames the file to `path`.
     ///
     /// # Errors
@@ -117,6 +136,22 @@ impl Drop for PartialFile {
     }
 }
 
+/// Removes the temporary files of killed programs for `path`, whose file name is `name`. A running
+/// program has locked its file.
+fn remove_leftovers(path: &Path, name: &str) {
+    let folder = path.parent().filter(|it| !it.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let found = entry.file_name();
+        let process = found.to_str().and_then(|it| it.strip_prefix('.')?.strip_prefix(name));
+        let process = process.and_then(|it| it.strip_prefix('.')?.strip_suffix(".partial"));
+        let is_left = process.is_some_and(|it| it.parse::<u32>().is_ok());
+        if is_left && File::open(entry.path()).is_ok_and(|file| file.try_lock().is_ok()) {
+            // A file that cannot be removed does no harm.
+            _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -144,6 +179,23 @@ mod tests {
         drop(file);
         assert!(!partial.exists());
         assert_eq!(fs::read_to_string(&path).unwrap(), "old");
+    }
+
+    #[test]
+    fn files_of_killed_programs_are_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        for name in [".a.csv.4194305.partial", ".a.csv.x.partial", ".b.csv.4194305.partial"] {
+            fs::write(path(name), "").unwrap();
+        }
+        let running = File::create(path(".a.csv.4194306.partial")).unwrap();
+        running.try_lock().unwrap();
+        drop(PartialFile::beside(path("a.csv")).unwrap());
+        let mut left: Vec<_> =
+            fs::read_dir(folder.path()).unwrap().map(|it| it.unwrap().file_name()).collect();
+        left.sort();
+        let expected = [".a.csv.4194306.partial", ".a.csv.x.partial", ".b.csv.4194305.partial"];
+        assert_eq!(left, expected);
     }
 
     #[test]

@@ -14,6 +14,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use burn::tensor::TensorData;
@@ -84,9 +85,8 @@ impl ModelFolderWriter {
         let (header, starts) = lay_out(map, float);
         let pending = map.parameters().map(|it| (it.path().to_owned(), it.clone())).collect();
         let weights = folder.join(name);
-        let partial = unfinished(&weights);
-        let io = |source| ModelFolderError::io("write", &partial, source);
-        let file = TensorFileWriter::create(&weights, partial.clone(), &header).map_err(io)?;
+        let io = |source| ModelFolderError::io("write", &weights, source);
+        let file = TensorFileWriter::beside(&weights, &header).map_err(io)?;
         Ok(Self { folder, weights, float, documents, file: Some(file), starts, pending })
     }
 
@@ -232,13 +232,9 @@ fn lay_out(map: &WeightMap, float: FloatType) -> (Header, BTreeMap<String, u64>)
 /// Returns [`ModelFolderError::Io`] if a file cannot be written.
 fn write_json(path: &Path, fields: &Map<String, Value>) -> Result<(), ModelFolderError> {
     let text = serde_json::to_string_pretty(fields).expect("a JSON object always is JSON") + "\n";
-    PartialFile::replace(path, unfinished(path), text)
-        .map_err(|source| ModelFolderError::io("write", path, source))
-}
-
-/// Returns the temporary path of an incomplete file: a hidden file in the same folder, with the
-/// process id in its name.
-fn unfinished(path: &Path) -> PathBuf {
-    let name = path.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
-    path.with_file_name(format!(".{name}.{}.unfinished", std::process::id()))
+    let written = PartialFile::beside(path).and_then(|mut file| {
+        file.write_all(text.as_bytes())?;
+        file.finish()
+    });
+    written.map_err(|source| ModelFolderError::io("write", path, source))
 }

@@ -5,13 +5,13 @@ use std::path::Path;
 use deepburn_config::{Job, counted};
 use deepburn_models::Architecture;
 use deepburn_models::decoder::AnyDecoder;
-use deepburn_models::hf::AdapterFolder;
+use deepburn_models::hf::{ADAPTER_CONFIG, AdapterFolder};
 use deepburn_models::lora::{InitialFactors, LoraConfig};
 use serde_json::{Map, Value};
 
 use crate::failure::Failure;
 use crate::job::adapter_base::{base_name, check_base};
-use crate::job::model_folder::adapter_in;
+use crate::job::model_folder::{ADAPTER, remedy_without_adapter, trained_adapter_in};
 
 /// Returns the model with the adapter of the job, if it has one.
 ///
@@ -41,8 +41,14 @@ pub(crate) fn with_adapter(
         }
         (None, Some(given)) => {
             let of_key = Failure::of_key("model.adapter");
-            // A run has its adapter in a subfolder.
-            let adapter = adapter_in(given).unwrap_or_else(|| given.clone());
+            // Also of a run that saved its merged model too: this key can only mean the adapter.
+            let adapter = trained_adapter_in(given).ok_or_else(|| {
+                let remedy = remedy_without_adapter(given);
+                Failure::mistake(format!(
+                    "model.adapter: {} has neither {ADAPTER_CONFIG} nor {ADAPTER}/{ADAPTER_CONFIG}; {remedy}",
+                    given.display()
+                ))
+            })?;
             let adapter = AdapterFolder::open(&adapter).map_err(&of_key)?;
             check_base("model.pretrained", &adapter, &config, (place, folder))?;
             let adapter = adapter.with_base_model(&base);

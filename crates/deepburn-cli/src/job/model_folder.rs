@@ -112,13 +112,39 @@ impl ModelFolder {
 
 /// Returns what to do with a folder that has no model.
 pub(crate) fn remedy_without_model(given: &Path) -> &'static str {
-    let has_adapter = |folder: &Path| folder.join(ADAPTER_CONFIG).is_file();
-    if has_adapter(given) || has_adapter(&given.join(ADAPTER)) {
+    if trained_adapter_in(given).is_some() {
         "it has a LoRA adapter, which is not a model of its own; merge it into its base model with `deepburn merge`"
     } else if given.join("checkpoints").is_dir() {
         "the run has only saved checkpoints; export one with `deepburn consolidate`"
     } else {
         "give the folder of a completed run, or of a model"
+    }
+}
+
+/// Returns what to do with a folder that has no adapter.
+pub(crate) fn remedy_without_adapter(given: &Path) -> &'static str {
+    if model_in(given).join("config.json").is_file() {
+        "it has a whole model, which needs no adapter"
+    } else if given.join("checkpoints").is_dir() {
+        "the run has only saved checkpoints: `deepburn consolidate` exports the adapter of one"
+    } else {
+        "give the folder of an adapter, or of a run with model.lora"
+    }
+}
+
+/// Refuses the output folder of a run as the place of an exported model. Tools would take that
+/// model for the run's, even after the run has trained further.
+///
+/// # Errors
+/// Returns a user's mistake.
+pub(crate) fn refuse_run(out: &Path) -> Result<(), Failure> {
+    let is_run = out.join("metrics.jsonl").exists() || out.join(ADAPTER).exists();
+    match is_run {
+        false => Ok(()),
+        true => Err(Failure::mistake(format!(
+            "{} is the output folder of a run, whose results the model would hide; give another folder",
+            out.display()
+        ))),
     }
 }
 
@@ -128,13 +154,10 @@ pub(crate) fn remedy_without_model(given: &Path) -> &'static str {
 /// # Errors
 /// Returns a user's mistake with the remedy.
 pub(crate) fn check_pretrained(folder: &Path) -> Result<(), Failure> {
-    let has_adapter = [folder.to_owned(), folder.join(ADAPTER)]
-        .into_iter()
-        .find(|it| it.join(ADAPTER_CONFIG).is_file());
     if folder.join("config.json").exists() || !folder.is_dir() {
         return Ok(());
     }
-    let further = match has_adapter {
+    let further = match trained_adapter_in(folder) {
         Some(adapter) => format!(
             ", or train it further: give it as model.adapter, and the base model that {} names as model.pretrained",
             adapter.join(ADAPTER_CONFIG).display()
@@ -154,6 +177,13 @@ pub(crate) fn model_in(given: &Path) -> PathBuf {
     let inner = given.join(MODEL);
     let is_run = !given.join("config.json").exists() && inner.join("config.json").is_file();
     if is_run { inner } else { given.to_owned() }
+}
+
+/// Returns the folder of the adapter in `given`, which is that folder or a run's; `None` if it has
+/// none.
+pub(crate) fn trained_adapter_in(given: &Path) -> Option<PathBuf> {
+    let mut places = [given.to_owned(), given.join(ADAPTER)].into_iter();
+    places.find(|it| it.join(ADAPTER_CONFIG).is_file())
 }
 
 /// Returns the folder of the adapter in `given`; `None` if it has none, or a model that the same

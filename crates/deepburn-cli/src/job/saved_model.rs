@@ -10,7 +10,7 @@ use crate::failure::Failure;
 use crate::job::gguf_file::is_gguf;
 use crate::job::gguf_folder::UnpackedGguf;
 use crate::job::known_model::KnownModel;
-use crate::job::model_folder::model_in;
+use crate::job::model_folder::{model_in, remedy_without_model};
 use crate::models;
 
 /// Reads the model in `path`, which is a `config.json`, its folder or a GGUF file. Without a path,
@@ -41,9 +41,11 @@ pub(crate) fn read_model_as(option: &str, path: &Path) -> Result<KnownModel, Fai
         Failure::mistake(format!("{option}: {}: {error}", file.display()))
     };
     if !file.exists() {
-        return Err(named(
-            &"no such file; give a config.json, or the folder of a model or of a completed run",
-        ));
+        let remedy = match path.is_dir() {
+            true => remedy_without_model(path),
+            false => "give a config.json, or the folder of a model or of a completed run",
+        };
+        return Err(named(&format!("no such file; {remedy}")));
     }
     // A file that is given by mistake, such as weights, is not read whole.
     let text = read_small_file(&file).map_err(|error| named(&error))?;

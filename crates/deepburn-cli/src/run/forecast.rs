@@ -435,7 +435,7 @@ impl RunForecast {
             // Fewer activations help only if the model states leave room for some.
             let states_fit = forecast.compared(limit, Tensors::ModelStates) <= limit.bytes;
             let remedy = remedy(model.plan, model.batch.sequences, states_fit, fits);
-            return Err(refusal(forecast, limit, remedy));
+            return Err(refusal(forecast, limit, remedy, preparation.pretrained.is_some()));
         }
         let scarce = limits.iter().filter(|limit| !resident.is_below(limit, &local));
         if ranks.has_first()
@@ -460,13 +460,22 @@ impl RunForecast {
 /// Returns the error of a run that does not fit, with the settings that make it fit.
 ///
 /// The message has the most relevant key, the needed memory, the limit with its source, and the
-/// remedy.
-fn refusal(forecast: &HostForecast, limit: &MemoryLimit, remedy: Option<String>) -> Failure {
+/// remedy. The sizes of a pretrained model cannot be changed.
+fn refusal(
+    forecast: &HostForecast,
+    limit: &MemoryLimit,
+    remedy: Option<String>,
+    is_pretrained: bool,
+) -> Failure {
     let remedy = remedy.unwrap_or_else(|| {
         "no ZeRO stage, offload or activation checkpointing is enough; train in bf16, on more hosts, with shorter \
-         sequences, or a smaller model"
+         sequences"
             .to_owned()
     });
+    let smaller = match is_pretrained {
+        true => "give a smaller model as model.pretrained",
+        false => "lower the sizes in model.config",
+    };
     let place = match limit.of_process && !forecast.local.are_threads {
         true => "a process".to_owned(),
         false => format!("{} on this host", counted(forecast.local.count as usize, "rank")),
@@ -486,7 +495,7 @@ fn refusal(forecast: &HostForecast, limit: &MemoryLimit, remedy: Option<String>)
         ("train_micro_batch_size_per_gpu", needed)
     };
     Failure::mistake(format!(
-        "deepspeed.{key}: {needed} of memory, but the limit is {} ({}); {remedy}, or lower the sizes in model.config",
+        "deepspeed.{key}: {needed} of memory, but the limit is {} ({}); {remedy}, or {smaller}",
         readable(limit.bytes),
         limit.what
     ))

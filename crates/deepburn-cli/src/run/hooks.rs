@@ -50,10 +50,11 @@ use deepburn_monitor::{
 
 use crate::console;
 use crate::run::full_disk::FullDisk;
-use crate::run::output_folder::{GENERATED, remove_earlier};
+use crate::run::output_folder::remove_earlier;
 use crate::run::preparation::Preparation;
 use crate::run::prepared::PreparedRun;
 use crate::run::progress_hook::ProgressHook;
+use crate::run::result_files::GENERATED;
 use crate::run::resume::ResumedCheckpoint;
 use crate::run::wandb::WandbRecord;
 use crate::whole_file::write_whole;

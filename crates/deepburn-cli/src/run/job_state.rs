@@ -204,19 +204,14 @@ impl JobState {
     /// Returns an error if the model, the training data, the sample order or the optimizer type
     /// differ. Any other difference that affects the numbers of later steps is logged as a warning.
     pub(crate) fn compare(&self, now: &Self) -> Result<(), String> {
-        // A new run can start from the trained weights, except for an encoder, which has no
-        // `pretrained`.
-        let weights = match self.job["model"]["architecture"].as_str() {
-            Some("encoder" | Architecture::FORMER_ENCODER) => "",
-            _ => " from its weights with model.pretrained",
-        };
+        let weights = self.start_from_weights();
         // The tokens may differ because of a key, which is easier to set back than the files.
         if self.samples != now.samples || self.data != now.data {
             self.compare_tokens(now, weights)?;
         }
         // If no key explains it, the number of samples does.
         self.compare_samples(now)?;
-        self.compare_models(now)?;
+        self.compare_models(now, weights)?;
         // Neither a key nor a size nor the model explains it, so the files have other contents.
         if let (Some(then), Some(now)) = (&self.data, &now.data)
             && then != now
@@ -248,6 +243,17 @@ impl JobState {
         };
         differences.retain(|difference| !is_compared(&difference.path));
         self.report(differences, &job_now, weights)
+    }
+
+    /// Returns how a new run starts from the trained weights, which follows "start a new run".
+    fn start_from_weights(&self) -> &'static str {
+        let is_adapter = self.hf_export.documents.contains_key(ADAPTER_CONFIG);
+        match self.job["model"]["architecture"].as_str() {
+            _ if is_adapter => " from its adapter with model.adapter",
+            // An encoder has no `pretrained`.
+            Some("encoder" | Architecture::FORMER_ENCODER) => "",
+            _ => " from its weights with model.pretrained",
+        }
     }
 
     /// Logs the differences between the keys of two jobs that affect the numbers of later steps.
@@ -365,7 +371,7 @@ impl JobState {
 
     /// Refuses another model. The exported configurations are compared field by field, because the
     /// data and a pretrained model provide fields that the job file does not set.
-    fn compare_models(&self, now: &Self) -> Result<(), String> {
+    fn compare_models(&self, now: &Self, weights: &str) -> Result<(), String> {
         self.compare_adapters(now)?;
         self.compare_quantization(now)?;
         let config = |state: &Self| state.hf_export.documents.get("config.json").cloned();
@@ -383,7 +389,7 @@ impl JobState {
         if problem_then != problem_now {
             return Err(format!(
                 "the model's problem_type changed from {problem_then} to {problem_now}; set \
-                 model.config.problem_type to {problem_then}, or start a new run from its weights"
+                 model.config.problem_type to {problem_then}, or start a new run{weights}"
             ));
         }
         // A field that only one configuration has was added in a later version of the program.
@@ -397,7 +403,7 @@ impl JobState {
                 "give the data it was saved with, or set model.config.id2label to these names"
                     .to_owned()
             }
-            _ => format!("set model.config.{name} to {then}, or start a new run from its weights"),
+            _ => format!("set model.config.{name} to {then}, or start a new run{weights}"),
         };
         Err(format!("the model's {name} changed from {then} to {now}; {remedy}"))
     }

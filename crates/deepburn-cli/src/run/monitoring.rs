@@ -12,7 +12,7 @@ use deepburn_config::{MonitorPlan, WandbPlan};
 
 use crate::failure::Failure;
 use crate::job::made_folders::MadeFolders;
-use crate::run::output_folder::GENERATED;
+use crate::run::result_files::GENERATED;
 use crate::whole_file::is_same_file;
 
 /// Files and folders that the run itself writes to its output folder.

@@ -16,18 +16,11 @@ use crate::job::made_folders::MadeFolders;
 use crate::job::model_folder::ADAPTER;
 use crate::run::forecast::readable;
 use crate::run::preparation::Preparation;
+use crate::run::result_files::{REMOVED, REPLACED};
 use crate::whole_file::write_whole;
 
-/// The file with the texts that the model generated after evaluations.
-pub(crate) const GENERATED: &str = "generated.jsonl";
-
-/// Files that a run writes.
-const FILES: [&str; 11] = [
-    "metrics.jsonl",
-    GENERATED,
-    "job.json",
-    "report.html",
-    "test.json",
+/// Files of models and adapters that a run writes.
+const WEIGHTS: [&str; 6] = [
     "model/model.safetensors",
     "model/config.json",
     "model/deepburn.json",
@@ -54,7 +47,7 @@ pub(crate) fn open_output(preparation: &Preparation) -> Result<Option<File>, Fai
     let lock = claim(output)?;
     let record = format!("{:#}", preparation.record);
     write_whole(&output.join("job.json"), &record).map_err(Failure::run)?;
-    for name in ["report.html", "test.json"] {
+    for name in REMOVED {
         remove_earlier(&output.join(name)).map_err(Failure::run)?;
     }
     // After the first writes, so that the folder exists and its file system can be asked.
@@ -153,7 +146,8 @@ fn claim(folder: &Path) -> Result<Option<File>, Failure> {
     let made = MadeFolders::make_writable(folder).map_err(refused)?;
     // A folder with the name of a result file would otherwise cause an error only at the end of the
     // run.
-    let folders = FILES.map(|it| folder.join(it)).into_iter().filter(|it| it.is_dir());
+    let files = REPLACED.iter().chain(&REMOVED).chain(&WEIGHTS).map(|it| folder.join(it));
+    let folders = files.filter(|it| it.is_dir());
     // A signal saves a checkpoint in every run, so the folder of checkpoints is always needed.
     let files = FOLDERS.map(|it| folder.join(it)).into_iter();
     let files = files.filter(|it| it.exists() && !it.is_dir());
@@ -223,7 +217,7 @@ mod tests {
             make(folder.path());
             claim(folder.path()).unwrap_err().to_string()
         };
-        for name in FILES {
+        for name in REPLACED.iter().chain(&REMOVED).chain(&WEIGHTS) {
             let message = message(&|folder| fs::create_dir_all(folder.join(name)).unwrap());
             assert!(message.contains(&format!("{name} is in the way")), "{message}");
         }

@@ -41,8 +41,8 @@ use crate::job::quantization::quantization_plan;
 use crate::models;
 use crate::run::base_model::omitted_parameters;
 use crate::run::effects::add_notes;
+use crate::run::input_paths::{check_input_files, check_model_folders};
 use crate::run::training_length::{Progress, TrainingLength, num_steps, steps_within_budget};
-use crate::whole_file::is_same_file;
 
 /// A job that is ready to run.
 pub(crate) struct Preparation {
@@ -156,6 +156,7 @@ pub(crate) fn prepare(
     let (mut job, written) = Job::load(request).map_err(Failure::mistake)?;
     // What the files alone decide: milliseconds.
     check_backend(job.training.placement.backend)?;
+    check_input_files(request, &job)?;
     let mut facts = job.run_context();
     let preliminary = resolve_preliminary(&written, &facts).map_err(Failure::mistake)?;
     let Resumed { progress, day } = check(&job, &preliminary)?;
@@ -212,19 +213,10 @@ pub(crate) fn prepare(
 /// Returns the folder of `model.pretrained`, if the job has one.
 ///
 /// # Errors
-/// Returns a user's mistake if it is not a complete model.
+/// Returns a user's mistake if it is not a complete model, or if the run would replace it.
 fn pretrained_folder(job: &Job, places: &Places) -> Result<Option<PathBuf>, Failure> {
     let folder = places.pretrained(job)?;
-    let output = &job.training.output_dir;
-    let folders = [("model.pretrained", &folder), ("model.adapter", &job.model.adapter)];
-    for (key, folder) in folders {
-        if folder.as_ref().is_some_and(|folder| is_same_file(folder, output)) {
-            return Err(Failure::mistake(format!(
-                "training.output_dir: {} is the folder of {key}, which the results would be mixed with; give another folder",
-                output.display()
-            )));
-        }
-    }
+    check_model_folders(job, folder.as_deref())?;
     Ok(folder)
 }
 

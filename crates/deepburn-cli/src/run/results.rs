@@ -42,8 +42,8 @@ use crate::failure::Failure;
 use crate::job::adapter_base::base_hash;
 use crate::job::model_folder::{ADAPTER, MODEL, ModelRecord};
 use crate::run::launcher_env::{launch_seconds, restarts};
-use crate::run::output_folder::GENERATED;
 use crate::run::preparation::Preparation;
+use crate::run::result_files::GENERATED;
 use crate::whole_file::write_whole;
 
 /// Writes `test.json` with the loss and the metrics of the task or the perplexity on the test

@@ -1,8 +1,12 @@
-//! Signal handlers. SIGTERM, SIGINT and SIGUSR1 end a run after the current step, with a
+//! Signal handlers. SIGTERM, SIGINT, SIGHUP and SIGUSR1 end a run after the current step, with a
 //! checkpoint. A SIGTERM or SIGINT after another of these signals ends it immediately.
 //!
 //! `timeout` sends its signal twice: to the process that it started, and to its process group. A
 //! signal that arrives again within [`REPEATED`] therefore counts as one.
+//!
+//! SIGHUP arrives when the terminal closes or a connection is lost. It may follow another signal:
+//! systemd sends it after SIGTERM. A second SIGHUP therefore has no effect. `nohup` starts programs
+//! with SIGHUP ignored, and their runs continue.
 //!
 //! `deepburn launch` sends SIGUSR1, because mpirun forwards that signal to all ranks and does not
 //! act on it. A second SIGUSR1 has no effect. A SIGUSR1 that arrives during the preparation ends
@@ -19,7 +23,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use deepburn::Interrupt;
-use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1, SIGXFSZ};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGXFSZ};
 use signal_hook::{flag, low_level};
 
 use crate::run::launcher_env::launch_id;
@@ -36,6 +40,9 @@ const OF_SIGTERM: Messages = [
     "\nSIGTERM: the run ends at its next safe point; a second signal ends it immediately\n",
     "\nSIGTERM: the run ends immediately\n",
 ];
+
+const OF_SIGHUP: &str =
+    "\nSIGHUP: the run ends at its next safe point; start it with nohup to let it continue\n";
 
 /// The time in which the same signal counts as one. It is shorter than the time between two presses
 /// of a key.
@@ -135,7 +142,8 @@ impl Signals {
         Ok(signals)
     }
 
-    /// Registers the handlers of SIGTERM and SIGINT. With `prints`, they print what happens next.
+    /// Registers the handlers of SIGTERM, SIGINT and SIGHUP. With `prints`, they print what happens
+    /// next.
     ///
     /// Ctrl-C twice always ends the process, even if it hangs in a collective. The shutdown is part
     /// of the signal handler, so that it does not depend on the training loop.
@@ -144,6 +152,7 @@ impl Signals {
         // In a launched job, the launcher prints the messages.
         let prints = prints && !is_launched;
         self.end_at(SIGINT, prints.then_some(OF_SIGINT))?;
+        self.end_at_hangup(prints.then_some(OF_SIGHUP))?;
         if is_launched {
             // The handler that ends the process is registered first, so that the first signal does
             // not end it.
@@ -173,6 +182,23 @@ impl Signals {
         unsafe { low_level::register(signal, end) }.map(drop)
     }
 
+    /// Registers the handler of SIGHUP, unless the program was started with SIGHUP ignored.
+    /// `message` is printed at the first signal.
+    fn end_at_hangup(&self, message: Option<&'static str>) -> io::Result<()> {
+        if is_ignored(SIGHUP)? {
+            return Ok(());
+        }
+        let (request, message) = (self.request.clone(), message.unwrap_or_default());
+        let end = move || {
+            if request.receive(SIGHUP) == Arrival::First {
+                tell(message);
+            }
+        };
+        // SAFETY: the action reads a clock, changes atomics and calls `poll` and `write`, which a
+        // signal handler may do.
+        unsafe { low_level::register(SIGHUP, end) }.map(drop)
+    }
+
     /// Returns the interrupt of the training loop, which a signal triggers.
     pub(crate) fn interrupt(&self) -> Interrupt {
         Interrupt::from_flag(self.request.received.clone())
@@ -187,9 +213,22 @@ impl Signals {
     pub(crate) fn last(&self) -> (u8, &'static str) {
         match self.request.number.load(Relaxed) {
             SIGINT => (SIGINT as u8, "SIGINT"),
+            SIGHUP => (SIGHUP as u8, "SIGHUP"),
             SIGUSR1 => (SIGUSR1 as u8, "SIGUSR1"),
             _ => (SIGTERM as u8, "SIGTERM"),
         }
+    }
+}
+
+/// Returns whether this process ignores a signal, as the program that started it decided.
+fn is_ignored(signal: i32) -> io::Result<bool> {
+    let mut action = std::mem::MaybeUninit::<libc::sigaction>::uninit();
+    // SAFETY: without a new action, the call only writes the current one to `action`, which it
+    // fills when it returns 0.
+    match unsafe { libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr()) } {
+        // SAFETY: the call has succeeded.
+        0 => Ok(unsafe { action.assume_init() }.sa_sigaction == libc::SIG_IGN),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 

@@ -29,13 +29,16 @@ use deepburn::checkpoint::{
 use deepburn_config::counted;
 use deepburn_models::FloatType;
 use deepburn_models::decoder::AnyDecoder;
+use deepburn_models::hf::ADAPTER_CONFIG;
 
 use crate::failure::Failure;
+use crate::job::model_folder::refuse_run;
 use crate::named_values::named_values;
 use crate::run::base_model::find_base;
 use crate::run::job_state::JobState;
 use crate::tools::accompanying_files::AccompanyingFiles;
 use crate::tools::adapter_export::AdapterExport;
+use crate::whole_file::refuse_existing;
 
 /// Options of `deepburn consolidate`.
 #[derive(Debug, Args)]
@@ -217,6 +220,8 @@ pub(crate) fn consolidate(arguments: &ConsolidateArguments) -> Result<Vec<String
     let recorded = state.base.clone();
     let others = AccompanyingFiles::find(checkpoint, state, *dtype)?;
     others.refuse_existing(out)?;
+    // Tools would take the folder for that adapter.
+    refuse_existing(out, [ADAPTER_CONFIG])?;
     let map = others.hf_export.weight_map(as_trained).map_err(Failure::mistake)?;
     find_base(checkpoint, base, recorded.as_deref(), &map)?;
     let mut files = write(checkpoint, out, &what, &map)?;
@@ -228,8 +233,8 @@ pub(crate) fn consolidate(arguments: &ConsolidateArguments) -> Result<Vec<String
 /// could be mistaken for a checkpoint or deleted by retention.
 ///
 /// # Errors
-/// Returns a user's mistake if `out` is inside the folder of checkpoints, or exists and is not a
-/// folder.
+/// Returns a user's mistake if `out` is inside the folder of checkpoints or the output folder of a
+/// run, or exists and is not a folder.
 fn check_output(checkpoint: &Checkpoint, out: &Path) -> Result<(), Failure> {
     if out.exists() && !out.is_dir() {
         return Err(Failure::mistake(format!(
@@ -237,6 +242,7 @@ fn check_output(checkpoint: &Checkpoint, out: &Path) -> Result<(), Failure> {
             out.display()
         )));
     }
+    refuse_run(out)?;
     let root = checkpoint.path().parent().and_then(|root| fs::canonicalize(root).ok());
     match (root, fs::canonicalize(out)) {
         (Some(root), Ok(place)) if place.starts_with(&root) => Err(Failure::mistake(format!(

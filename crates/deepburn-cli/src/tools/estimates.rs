@@ -36,6 +36,7 @@ use deepburn_models::{Architecture, BatchShape};
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
+use crate::job::adapted_model::AdaptedModel;
 use crate::job::known_model::KnownModel;
 use crate::job::param_groups::grouped_sizes;
 use crate::job::quantization::quantization_plan;
@@ -47,7 +48,8 @@ use crate::tools::scaling::{self, RankWorkload, ScalingArguments, ScalingRow, Sp
 /// Options of `deepburn estimate`.
 #[derive(Debug, Args)]
 pub(crate) struct EstimateArguments {
-    /// config.json of a model, or its folder [default: GPT-2 small].
+    /// config.json of a model, or the folder of a model, an adapter or a run [default: GPT-2
+    /// small].
     #[arg(long)]
     model: Option<PathBuf>,
     /// Train a LoRA adapter with these fields of model.lora: '{"r": 16, "target_modules":
@@ -92,7 +94,7 @@ pub(crate) struct EstimateArguments {
 /// # Errors
 /// Returns a user's mistake if an option, the model or the configuration is invalid.
 pub(crate) fn estimates(arguments: &EstimateArguments) -> Result<String, Failure> {
-    let known = adapted(read_model(arguments.model.as_deref())?, arguments.lora.as_deref())?;
+    let known = known_model(arguments)?;
     let model = known.architecture();
     let ranks = match arguments.ranks {
         0 => return Err(Failure::mistake("--ranks: too few: 0; use at least 1")),
@@ -179,6 +181,26 @@ fn pipeline_estimates(subject: &EstimateInput<'_>, stages: &[Stage]) -> Result<S
         lines.extend(columns(estimates, names));
     }
     Ok(lines.join("\n"))
+}
+
+/// Returns the model of the options, with the adapter that is in its folder or that `--lora`
+/// describes.
+///
+/// # Errors
+/// Returns a user's mistake if the model or its adapter cannot be used, or if there are two
+/// adapters.
+fn known_model(arguments: &EstimateArguments) -> Result<KnownModel, Failure> {
+    let (given, lora) = (arguments.model.as_deref(), arguments.lora.as_deref());
+    let trained = given.map(|path| AdaptedModel::find(path, None)).transpose()?.flatten();
+    match (trained, lora) {
+        (None, lora) => adapted(read_model(given)?, lora),
+        (Some(AdaptedModel { decoder, .. }), None) => Ok(KnownModel::LanguageModel(decoder)),
+        (Some(AdaptedModel { folder, base, .. }), Some(_)) => Err(Failure::mistake(format!(
+            "--lora: {} is an adapter already; remove the option, or give the base model, {}, as --model",
+            folder.display(),
+            base.display()
+        ))),
+    }
 }
 
 /// Returns the model with an adapter, if there are fields of one.

@@ -15,7 +15,9 @@ use deepburn_models::hf::{ADAPTER_CONFIG, GENERATION_CONFIG, GenerationConfig};
 
 use crate::failure::Failure;
 use crate::job::adapted_model::AdaptedModel;
-use crate::job::model_folder::{ADAPTER, MODEL, ModelRecord};
+use crate::job::model_folder::{
+    ModelRecord, refuse_run, remedy_without_adapter, trained_adapter_in,
+};
 use crate::tools::checkpoint_tools::weight_type;
 use crate::whole_file::{copy_whole, refuse_existing};
 
@@ -34,8 +36,9 @@ pub(crate) struct MergeArguments {
     dtype: FloatType,
 }
 
-/// Files of a model that is not overwritten.
-const OWN: [&str; 3] = ["config.json", "model.safetensors", "model.safetensors.index.json"];
+/// Files of a model that is not overwritten, and of an adapter that it would be mixed with.
+const OWN: [&str; 4] =
+    ["config.json", "model.safetensors", "model.safetensors.index.json", ADAPTER_CONFIG];
 
 /// Writes the merged model and returns the path of its folder. Nothing is left if it fails.
 ///
@@ -45,23 +48,17 @@ const OWN: [&str; 3] = ["config.json", "model.safetensors", "model.safetensors.i
 pub(crate) fn merge(arguments: &MergeArguments) -> Result<String, Failure> {
     let MergeArguments { adapter, out, base, dtype } = arguments;
     // A run may have saved its merged model too.
-    let inner = adapter.join(ADAPTER);
-    let place = if inner.join(ADAPTER_CONFIG).is_file() { &inner } else { adapter };
-    let found = AdaptedModel::find(place, base.as_deref())?;
+    let place = trained_adapter_in(adapter);
+    let found = AdaptedModel::find(place.as_deref().unwrap_or(adapter), base.as_deref())?;
     let Some(AdaptedModel { decoder, base, folder }) = found else {
-        let remedy = if adapter.join(MODEL).join("config.json").is_file() {
-            "the run trained the whole model, which is in its model folder"
-        } else if adapter.join("checkpoints").is_dir() {
-            "the run has only saved checkpoints: `deepburn consolidate` exports the adapter of one, which can be merged"
-        } else {
-            "give the folder of an adapter, or of a run with model.lora"
-        };
+        let remedy = remedy_without_adapter(adapter);
         return Err(Failure::mistake(format!(
             "{} has no adapter to merge: neither adapter_config.json nor adapter/adapter_config.json; {remedy}",
             adapter.display()
         )));
     };
     // Checked before the merge, which reads the whole model.
+    refuse_run(out)?;
     refuse_existing(out, OWN)?;
     let mut writer = decoder.merge_into(&base, out, *dtype).map_err(Failure::mistake)?;
     // The adapter's has the end of text that it was trained with.

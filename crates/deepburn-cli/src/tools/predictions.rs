@@ -17,7 +17,7 @@
 //! {"text": "a joy", "predicted_values": {"plot": 4.25, "music": 3.5}}
 //! ```
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, BufWriter, ErrorKind, Write};
 use std::path::Path;
 
@@ -77,22 +77,6 @@ enum OutputSink {
     Screen(io::Stdout),
 }
 
-/// Removes the temporary files of killed commands with the output `path`, whose file name is
-/// `name`. A running command has locked its file.
-fn remove_leftovers(path: &Path, name: &str) {
-    let folder = path.parent().filter(|it| !it.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-        let found = entry.file_name();
-        let process = found.to_str().and_then(|it| it.strip_prefix('.')?.strip_prefix(name));
-        let process = process.and_then(|it| it.strip_prefix('.')?.strip_suffix(".partial"));
-        let is_left = process.is_some_and(|it| it.parse::<u32>().is_ok());
-        if is_left && File::open(entry.path()).is_ok_and(|file| file.try_lock().is_ok()) {
-            // A file that cannot be removed does no harm.
-            _ = fs::remove_file(entry.path());
-        }
-    }
-}
-
 impl PredictionWriter {
     /// Starts the output file `output`, a `.csv` or `.jsonl` file. Without a file, rows are JSON
     /// objects on standard output.
@@ -125,14 +109,7 @@ impl PredictionWriter {
         if path.is_dir() {
             return Err(refused(ErrorKind::IsADirectory.into()));
         }
-        // The process ID is in the temporary name, so that two commands with the same output do not
-        // conflict.
-        let name = path.file_name().map(|it| it.to_string_lossy()).unwrap_or_default();
-        remove_leftovers(path, &name);
-        let partial = path.with_file_name(format!(".{name}.{}.partial", std::process::id()));
-        let whole = PartialFile::create(path, partial).map_err(refused)?;
-        // Without the lock, which not every file system has, the file of a killed command stays.
-        _ = whole.file().try_lock();
+        let whole = PartialFile::beside(path).map_err(refused)?;
         let file = BufWriter::new(whole.file().try_clone().map_err(refused)?);
         let sink = match is_csv {
             true => OutputSink::Csv(Box::new(csv::Writer::from_writer(file))),
@@ -369,6 +346,8 @@ fn rounded(probability: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use deepburn_datasets::LabelKind;
 
     use super::*;
@@ -405,24 +384,6 @@ mod tests {
             fs::read_to_string(path).unwrap()
         };
         (write("a.csv"), serde_json::from_str(&write("a.jsonl")).unwrap())
-    }
-
-    #[test]
-    fn files_of_killed_commands_are_removed() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = |name: &str| folder.path().join(name);
-        for name in [".a.csv.4194305.partial", ".a.csv.x.partial", ".b.csv.4194305.partial"] {
-            fs::write(path(name), "").unwrap();
-        }
-        let running = File::create(path(".a.csv.4194306.partial")).unwrap();
-        running.try_lock().unwrap();
-        let columns = columns("text", None, &[]);
-        drop(PredictionWriter::start(Some(&path("a.csv")), columns).unwrap());
-        let mut left: Vec<_> =
-            fs::read_dir(folder.path()).unwrap().map(|it| it.unwrap().file_name()).collect();
-        left.sort();
-        let expected = [".a.csv.4194306.partial", ".a.csv.x.partial", ".b.csv.4194305.partial"];
-        assert_eq!(left, expected);
     }
 
     #[test]

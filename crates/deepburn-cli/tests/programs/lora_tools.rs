@@ -261,3 +261,86 @@ fn merging_is_no_collective() {
     assert!(job.folder().join("output/model/config.json").exists());
     assert!(!trained.weights.is_empty());
 }
+
+/// Inputs in the places of results are refused: the run would replace or remove them.
+#[test]
+fn a_run_does_not_replace_its_inputs() {
+    let job = job().with("training.max_steps", 1).with("training.save_merged", true);
+    job.run().succeeded();
+    let folder = job.folder().to_owned();
+    fs::rename(folder.join("output"), folder.join("run")).unwrap();
+    let model = folder.join("run/model");
+    let weights = fs::read(model.join("model.safetensors")).unwrap();
+    let refused = |job: &Job, parts: &[&str]| {
+        let parts = [&["training.output_dir: ", "give another folder"], parts].concat();
+        job.run().failed(2, &parts);
+    };
+    let job = job.with("training.output_dir", "run");
+    // The run as the pretrained model, and its model, with and without an adapter of its own.
+    for pretrained in ["run", "run/model"] {
+        let job = Job::tiny()
+            .with("model.pretrained", folder.join(pretrained).display().to_string())
+            .with("training.output_dir", folder.join("run").display().to_string());
+        refused(&job, &["run/model is the folder of model.pretrained"]);
+        let adapted = job.with("model.lora", json!({ "target_modules": ["c_attn"] }));
+        refused(&adapted, &["run/model is the folder of model.pretrained"]);
+    }
+    let further = job.with("model.lora", Value::Null);
+    let further = further.with("model.adapter", "run/adapter");
+    refused(&further, &["run/adapter is the folder of model.adapter"]);
+    assert!(fs::read(model.join("model.safetensors")).unwrap() == weights);
+    // A run with a merged model has the adapter too.
+    let other = further.with("model.adapter", "run").with("training.output_dir", "other");
+    other.run().succeeded();
+    let missing = other.with("model.adapter", "run/model").with("training.output_dir", "o");
+    let parts = ["model.adapter: run/model has neither", "a whole model, which needs no adapter"];
+    missing.run().failed(2, &parts);
+    // The job file, and the data of a split.
+    let here = Job::tiny().with("training.output_dir", ".");
+    refused(&here, &["job.json is the job file"]);
+    let data = fs::read(crate::job::data("tokens.bin")).unwrap();
+    let test = here.folder().join("results/test.json");
+    fs::create_dir(here.folder().join("results")).unwrap();
+    fs::write(&test, &data).unwrap();
+    let train = crate::job::data("tokens.bin").display().to_string();
+    let split = here
+        .with("training.output_dir", "results")
+        .with("data.path", Value::Null)
+        .with("data.splits", json!({ "train": train, "test": "results/test.json" }));
+    refused(&split, &["results/test.json is data.splits.test"]);
+    assert!(fs::read(&test).unwrap() == data);
+}
+
+/// A model in the folder of a run would be taken for the run's, even after it has trained further.
+#[test]
+fn exports_do_not_hide_a_run() {
+    let job = job().with("training.max_steps", 2);
+    job.run().succeeded();
+    let before = files(&job.folder().join("output"));
+    for tool in ["merge", "consolidate"] {
+        let parts = ["output is the output folder of a run", "give another folder"];
+        deepburn(job.folder(), &[tool, "output", "output"]).failed(2, &parts);
+    }
+    let parts = ["output/adapter/adapter_config.json exists and is not overwritten"];
+    deepburn(job.folder(), &["merge", "output", "output/adapter"]).failed(2, &parts);
+    assert_eq!(files(&job.folder().join("output")), before);
+    deepburn(job.folder(), &["merge", "output", "output/model"]).succeeded();
+}
+
+/// The run of an adapter names its base model, so its memory is known.
+#[test]
+fn estimates_read_the_adapter_of_a_run() {
+    let job = job().with("training.max_steps", 1);
+    job.run().succeeded();
+    let base = tiny_model().display().to_string();
+    let fields = r#"{"r": 4, "target_modules": ["c_attn"]}"#;
+    let estimate = |model: &str, more: &[&str]| {
+        let start = ["estimate", "--model", model, "--stage", "0", "--json"];
+        deepburn(job.folder(), &[&start[..], more].concat())
+    };
+    let new = estimate(&base, &["--lora", fields]).succeeded().stdout;
+    assert_eq!(estimate("output", &[]).succeeded().stdout, new);
+    estimate("output", &["--lora", fields]).failed(2, &["--lora: ", "is an adapter already"]);
+    fs::rename(job.folder().join("output/checkpoints"), job.folder().join("checkpoints")).unwrap();
+    estimate(".", &[]).failed(2, &["export one with `deepburn consolidate`"]);
+}

@@ -7,7 +7,7 @@ use burn_flex::{Flex, FlexDevice};
 use deepburn_models::gpt2::{Gpt2, PretrainedGpt2};
 use serde_json::{Value, json};
 
-use crate::job::{Job, OUTPUTS, STAGES, left, tensors, tiny_model};
+use crate::job::{Job, OUTPUTS, STAGES, Trained, left, tensors, tiny_model};
 use crate::program::{deepburn, finetune};
 
 pub(crate) fn read_json(path: &Path) -> Value {
@@ -154,9 +154,11 @@ fn the_model_loads_and_training_continues_from_it() {
             assert_eq!(&saved[key], value, "{key}");
         }
     }
-    // The output is the folder of the pretrained model, which is read before it is replaced.
-    let next = job.with("model.pretrained", "output/model");
-    let (first, last) = (next.train().steps[0], before.steps[0]);
+    let next =
+        job.with("model.pretrained", "output/model").with("training.output_dir", "continued");
+    next.run().succeeded();
+    let continued = Trained::read(&next.folder().join("continued"));
+    let (first, last) = (continued.steps[0], before.steps[0]);
     assert!(first.loss < last.loss, "{first:?} {last:?}");
 }
 

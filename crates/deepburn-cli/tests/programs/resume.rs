@@ -363,13 +363,47 @@ fn signal(child: &Child, name: &str) {
     assert!(Command::new("kill").args(arguments).status().unwrap().success());
 }
 
+/// Returns whether this process ignores SIGHUP.
+#[cfg(unix)]
+fn ignores_hangups() -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    // Bit 0 is signal 1, SIGHUP.
+    ignored.is_some_and(|mask| u64::from_str_radix(mask.trim(), 16).is_ok_and(|mask| mask & 1 == 1))
+}
+
+/// `nohup` starts a program with SIGHUP ignored.
+#[cfg(unix)]
+#[test]
+fn a_run_under_nohup_survives_a_lost_terminal() {
+    let job = Job::uneven().with("training.max_steps", 30);
+    fs::write(job.folder().join("job.json"), job.json().to_string()).unwrap();
+    let finetune = finetune_command(job.folder(), &["--config", "job.json"]);
+    let mut nohup = Command::new("nohup");
+    nohup.arg(finetune.get_program()).args(finetune.get_args()).current_dir(job.folder());
+    nohup.envs(finetune.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let child = nohup.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let started = Instant::now();
+    while num_rows(&job) < 3 {
+        assert!(started.elapsed() < Duration::from_secs(60), "it does not train");
+        sleep(Duration::from_millis(5));
+    }
+    signal(&child, "HUP");
+    Ending::of(child.wait_with_output().unwrap()).succeeded();
+    assert_eq!(num_rows(&job), 30);
+}
+
 #[cfg(unix)]
 #[test]
 fn a_signal_saves_a_checkpoint_and_explains_how_to_resume() {
     let many = || Job::uneven().with("data.shuffle", true).with("training.max_steps", 300);
     let straight = many().train();
     // The second signal may arrive during a save.
-    for (name, status, saves) in [("TERM", 143, false), ("INT", 130, true)] {
+    for (name, status, saves) in [("TERM", 143, false), ("INT", 130, true), ("HUP", 129, false)] {
+        // A test that runs under nohup passes it on.
+        if name == "HUP" && ignores_hangups() {
+            continue;
+        }
         let mut job = many();
         if saves {
             job = job

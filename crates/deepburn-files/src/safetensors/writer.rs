@@ -28,7 +28,20 @@ impl TensorFileWriter {
     /// # Errors
     /// Returns an error if the file cannot be created or written.
     pub fn create(path: &Path, partial: PathBuf, header: &Header) -> io::Result<Self> {
-        let writer = BufWriter::with_capacity(BUFFER, PartialFile::create(path, partial)?);
+        Self::start(PartialFile::create(path, partial)?, header)
+    }
+
+    /// Creates a file and writes its header. It has the temporary path of [`PartialFile::beside`].
+    ///
+    /// # Errors
+    /// Returns an error if the file cannot be created or written.
+    pub fn beside(path: &Path, header: &Header) -> io::Result<Self> {
+        Self::start(PartialFile::beside(path)?, header)
+    }
+
+    /// Writes the header of a new file.
+    fn start(file: PartialFile, header: &Header) -> io::Result<Self> {
+        let writer = BufWriter::with_capacity(BUFFER, file);
         let bytes = header.to_bytes();
         let mut file = Self { writer, data_start: bytes.len() as u64 };
         // On an error, dropping `file` removes the temporary file.

@@ -199,6 +199,17 @@ fn remedies_make_the_run_fit() {
     assert!(all.starts_with(&format!(r#"set "stage": 3, {nvme}, {parameters}"#)), "{all}");
 }
 
+#[test]
+fn sizes_of_a_pretrained_model_are_no_remedy() {
+    let message = |is_pretrained| {
+        with_forecast(0, (2, true), 1, |_, forecast| {
+            refusal(&forecast, &LIMIT, None, is_pretrained).to_string()
+        })
+    };
+    assert!(message(false).ends_with("shorter sequences, or lower the sizes in model.config"));
+    assert!(message(true).ends_with("or give a smaller model as model.pretrained"));
+}
+
 /// With many rows, most of the memory is activations.
 #[test]
 fn fewer_activations_are_a_remedy() {

@@ -383,3 +383,26 @@ fn models_are_compared_by_their_resulting_configuration() {
     let error = typed(json!("regression")).compare(&given).unwrap_err();
     assert!(error.contains("model.config.problem_type to \"regression\""), "{error}");
 }
+
+/// A checkpoint without a whole model has no weights for `model.pretrained`.
+#[test]
+fn a_new_run_starts_from_what_the_checkpoint_has() {
+    let seed = |seed: u64| json!({"training": {"seed": seed}});
+    let error = compare(seed(1), seed(2)).unwrap_err();
+    assert!(error.ends_with("start a new run from its weights with model.pretrained"), "{error}");
+    let [then, now] = [1, 2].map(|it| {
+        let mut state = JobState::parse(&state(seed(it))).unwrap();
+        state.hf_export.documents.insert(ADAPTER_CONFIG.to_owned(), Map::new());
+        state
+    });
+    let error = then.compare(&now).unwrap_err();
+    assert!(error.ends_with("start a new run from its adapter with model.adapter"), "{error}");
+    let encoder = |width: u64| {
+        let job = json!({"model": {"architecture": "encoder"}});
+        let mut state = JobState::parse(&state(job)).unwrap();
+        state.hf_export.documents.get_mut("config.json").unwrap()["n_embd"] = json!(width);
+        state
+    };
+    let error = encoder(48).compare(&encoder(64)).unwrap_err();
+    assert!(error.ends_with("set model.config.n_embd to 48, or start a new run"), "{error}");
+}

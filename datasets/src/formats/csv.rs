@@ -97,7 +97,9 @@ fn unreadable(path: &Path, error: Error) -> DataError {
 fn other_separator(names: &StringRecord, column: &str) -> Option<&'static str> {
     let separators = [(';', "semicolons"), ('\t', "tabs"), ('|', "vertical bars")];
     let has_column = |separator| {
-        let mut parts = names.iter().flat_map(|name| name.split(separator));
+        // A name without the separator may only differ from the column by spaces.
+        let split = names.iter().filter(|name| name.contains(separator));
+        let mut parts = split.flat_map(|name| name.split(separator));
         parts.any(|part| part.trim().trim_matches('"') == column)
     };
     separators.into_iter().find(|(separator, _)| has_column(*separator)).map(|(_, name)| name)
@@ -296,6 +298,8 @@ mod tests {
     fn what_is_no_table_is_refused_with_its_place() {
         for (contents, expected) in [
             (&b"a,b\n1,2\n"[..], "has no column `text`, only [`a`, `b`]"),
+            (b"a, text\n1,2\n", "only [`a`, ` text`]; remove the spaces around ` text`"),
+            (b"a,\" text\"\n1,2\n", "remove the spaces around ` text`"),
             (b"text,label,text\nx,1,y\n", "there are two columns `text`"),
             (b"text,label\nx,1\ny\n", "line: 3"),
             (b"text,label\nx,1\n\xff,2\n", "(line 3"),

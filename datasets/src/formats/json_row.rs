@@ -7,7 +7,9 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
+use serde::de::{
+    DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor,
+};
 use serde_json::{Map, Value};
 
 use crate::formats::table::{Cell, listed};
@@ -18,6 +20,9 @@ const NOT_FINITE: [&str; 3] = ["NaN", "-Infinity", "Infinity"];
 
 /// The beginning of the string that replaces such a number.
 const MARK: char = '\0';
+
+/// The number of columns that errors name. A table may have thousands.
+const MAX_NAMED: usize = 20;
 
 /// Returns the values at `columns` of the object in `text`, or the problem.
 pub(crate) fn cells(text: &str, columns: &[&str]) -> Result<Vec<Cell>, String> {
@@ -34,8 +39,8 @@ pub(crate) fn cells(text: &str, columns: &[&str]) -> Result<Vec<Cell>, String> {
     columns.iter().map(value).collect()
 }
 
-/// Returns the fields of the object in `text`, or the problem. Of the fields, only those in
-/// `wanted` are kept; `None` for all.
+/// Returns the fields of the object in `text`, or the problem. Fields that are not in `wanted` are
+/// null; `None` wants all.
 pub(crate) fn object(text: &str, wanted: Wanted<'_>) -> Result<Map<String, Value>, String> {
     let (object, is_marked) = fields(text, wanted)?;
     // Only a text with such numbers has to be searched.
@@ -44,6 +49,19 @@ pub(crate) fn object(text: &str, wanted: Wanted<'_>) -> Result<Map<String, Value
         Some(format!("field `{name}` has the number {number}, which JSON does not have"))
     });
     not_finite.map_or(Ok(object), Err)
+}
+
+/// Adds nulls for the columns among the first of a table that are not read, because an error about
+/// the columns that a row has instead needs their names.
+pub(crate) fn insert_unread<'a>(
+    fields: &mut Map<String, Value>,
+    columns: impl Iterator<Item = &'a str>,
+) {
+    for name in columns.take(MAX_NAMED) {
+        if !fields.contains_key(name) {
+            fields.insert(name.to_owned(), Value::Null);
+        }
+    }
 }
 
 /// Parses the object in `text`. Also returns whether it has marked numbers.
@@ -153,11 +171,11 @@ pub(crate) fn cell(value: Value) -> Cell {
     }
 }
 
-/// The names of fields to keep; `None` for all.
+/// The names of fields to read; `None` for all.
 pub(crate) type Wanted<'a> = Option<&'a [String]>;
 
-/// Builds the fields of an object. A duplicate name is an error; `serde_json` alone would silently
-/// keep the last value.
+/// Builds the fields of an object. A duplicate name is an error at any depth; `serde_json` alone
+/// would silently keep the last value.
 struct FieldsSeed<'a>(Wanted<'a>);
 
 impl<'de> DeserializeSeed<'de> for FieldsSeed<'_> {
@@ -178,20 +196,82 @@ impl<'de> Visitor<'de> for FieldsSeed<'_> {
     fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Self::Value, A::Error> {
         let mut object = Map::new();
         while let Some(name) = fields.next_key::<String>()? {
-            // Skipped without building the value, which may be most of the row.
+            // Skipped without building the value, which may be most of the row. An error about the
+            // fields that a row has instead needs the name.
             if self.0.is_some_and(|wanted| !wanted.contains(&name)) {
                 fields.next_value::<IgnoredAny>()?;
+                object.insert(name, Value::Null);
                 continue;
             }
             if object.contains_key(&name) {
                 return Err(A::Error::custom(format_args!("there are two fields `{name}`")));
             }
-            let value = fields.next_value::<Value>();
+            let value = fields.next_value_seed(ValueSeed);
             let value =
                 value.map_err(|error| A::Error::custom(format_args!("field `{name}`: {error}")))?;
             object.insert(name, value);
         }
         Ok(object)
+    }
+}
+
+/// Builds a value of any depth, whose objects have no duplicate names either: a message with two
+/// contents would be trained on the last one.
+struct ValueSeed;
+
+impl<'de> DeserializeSeed<'de> for ValueSeed {
+    type Value = Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, value: D) -> Result<Value, D::Error> {
+        value.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for ValueSeed {
+    type Value = Value;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("a value")
+    }
+
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_bool<E>(self, flag: bool) -> Result<Value, E> {
+        Ok(flag.into())
+    }
+
+    fn visit_u64<E>(self, number: u64) -> Result<Value, E> {
+        Ok(number.into())
+    }
+
+    fn visit_i64<E>(self, number: i64) -> Result<Value, E> {
+        Ok(number.into())
+    }
+
+    fn visit_f64<E>(self, number: f64) -> Result<Value, E> {
+        Ok(number.into())
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Value, E> {
+        Ok(text.into())
+    }
+
+    fn visit_string<E>(self, text: String) -> Result<Value, E> {
+        Ok(text.into())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
+        let mut values = Vec::new();
+        while let Some(value) = items.next_element_seed(ValueSeed)? {
+            values.push(value);
+        }
+        Ok(Value::Array(values))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<Value, A::Error> {
+        FieldsSeed(None).visit_map(fields).map(Value::Object)
     }
 }
 
@@ -218,6 +298,7 @@ mod tests {
             (r#"{"label": 1, "body": "x"}"#, "no field `text`, only [`label`, `body`]"),
             (r#"{"text": "x", "label": 0, "text": "y"}"#, "there are two fields `text`"),
             (r#"{"text": "x", "n": 0, "n": 1}"#, "there are two fields `n`"),
+            (r#"{"text": "x", "n": {"a": [{"b": 0, "b": 1}]}}"#, "there are two fields `b`"),
             (r#"[1, "x", {"a": [2]}]"#, "found an array, not an object"),
             ("null", "found null"),
             ("true", "found a boolean"),

@@ -4,6 +4,7 @@
 //! gzip, LZ4 (both kinds) or brotli. The `parquet` crate panics on some damaged files. Such a panic
 //! is reported as an error, like any other damage.
 
+use std::cell::RefCell;
 use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
@@ -17,7 +18,7 @@ use ::parquet::schema::types::Type;
 use serde_json::{Map, Number, Value};
 
 use crate::formats::folder::open_file;
-use crate::formats::json_row::Wanted;
+use crate::formats::json_row::{Wanted, insert_unread};
 use crate::formats::table::{Cell, RowVisitor, TableRow, no_column, no_field};
 use crate::guard::guarded;
 use crate::{DataError, Result};
@@ -42,7 +43,7 @@ pub(crate) type ObjectVisitor<'a> =
     &'a mut dyn FnMut(usize, Result<Map<String, Value>, String>) -> Result<()>;
 
 /// Calls `visit` for each row, with values of any depth. Of the columns, only those in `wanted` are
-/// decoded; `None` for all.
+/// decoded, and the others are null; `None` for all.
 ///
 /// # Errors
 /// Returns an error if the file is damaged or has none of these columns. Errors of `visit` are
@@ -52,7 +53,9 @@ pub(crate) fn visit_objects(
     wanted: Wanted<'_>,
     visit: ObjectVisitor<'_>,
 ) -> Result<()> {
+    let all = RefCell::new(Vec::new());
     let select = |schema: &Type| {
+        all.replace(names(schema).map(str::to_owned).collect());
         let is_wanted = |field: &&Arc<Type>| {
             wanted.is_none_or(|wanted| wanted.iter().any(|name| name == field.name()))
         };
@@ -62,7 +65,13 @@ pub(crate) fn visit_objects(
             false => Ok(found),
         }
     };
-    visit_records(path, &select, &mut |number, fields| visit(number, group(fields)))
+    visit_records(path, &select, &mut |number, fields| {
+        let row = group(fields).map(|mut row| {
+            insert_unread(&mut row, all.borrow().iter().map(String::as_str));
+            row
+        });
+        visit(number, row)
+    })
 }
 
 /// Returns the names of the columns in `schema`.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use crate::formats::format::Format;
-use crate::formats::json_row::{Wanted, object};
+use crate::formats::json_row::{Wanted, insert_unread, object};
 use crate::formats::table::{Cell, no_field};
 use crate::formats::{csv, json, json_lines, parquet};
 use crate::{DataError, Result};
@@ -18,7 +18,7 @@ use crate::{DataError, Result};
 /// A row of a file, with values of any depth.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DataRow {
-    /// The fields of the row.
+    /// The fields of the row. Those that are not read are null.
     pub fields: Map<String, Value>,
     /// Where the row is.
     pub place: FileRow,
@@ -79,7 +79,8 @@ impl RawRow {
         }
     }
 
-    /// Returns the fields in `wanted`, or the problem and its remedy; `None` for all fields.
+    /// Returns the fields, of which those that are not in `wanted` are null, or the problem and its
+    /// remedy; `None` wants all fields.
     pub(crate) fn parse(self, wanted: Wanted<'_>) -> Result<Map<String, Value>, String> {
         match self.contents {
             RawContents::Json(text) => object(&text, wanted).map_err(|reason| in_row(&reason)),
@@ -158,7 +159,8 @@ fn visit_csv(path: &Path, wanted: Wanted<'_>, visit: RawVisitor<'_>) -> Result<(
             // Cells of CSV are always text.
             _ => None,
         };
-        let fields = row.columns.iter().zip(row.cells).filter_map(value).collect();
+        let mut fields: Map<_, _> = row.columns.iter().zip(row.cells).filter_map(value).collect();
+        insert_unread(&mut fields, names.iter().map(String::as_str));
         visit(RawRow { place: row.place, contents: RawContents::Fields(fields) })
     })
 }
@@ -207,10 +209,14 @@ mod tests {
             assert_eq!(found, rows.clone().map(Ok), "{name}");
         }
         let found = read("t.jsonl", lines.as_bytes(), &["tools", "n"]).unwrap();
-        assert_eq!(found, [Ok(json!({"n": 1.5})), Ok(json!({"tools": rows[1]["tools"]}))]);
+        let expected = [
+            Ok(json!({"messages": null, "n": 1.5, "m": null})),
+            Ok(json!({"messages": null, "tools": rows[1]["tools"]})),
+        ];
+        assert_eq!(found, expected);
         let found =
             read("t.csv", b"prompt,completion,x\na,\"b, c\",1\n", &["completion", "prompt"]);
-        assert_eq!(found.unwrap(), [Ok(json!({"prompt": "a", "completion": "b, c"}))]);
+        assert_eq!(found.unwrap(), [Ok(json!({"prompt": "a", "completion": "b, c", "x": null}))]);
     }
 
     #[test]
@@ -225,6 +231,10 @@ mod tests {
             (r#"{"messages": [1e999]}"#, "field `messages`: number out of range"),
             (r#"{"messages": [{"a": -Infinity}]}"#, "field `messages` has the number -Infinity"),
             (r#"{"messages": 1, "messages": 2}"#, "there are two fields `messages`"),
+            (
+                r#"{"messages": [{"content": 1, "content": 2}]}"#,
+                "field `messages`: there are two fields `content`",
+            ),
             (r#"{"messages": "cut"#, "not valid JSON"),
             (r#"{"messages": 1} {}"#, "not valid JSON (trailing characters"),
             ("[1]", "found an array, not an object"),
@@ -236,7 +246,7 @@ mod tests {
             let error = found[1].as_ref().unwrap_err();
             assert!(error.starts_with("line 2: ") && error.contains(expected), "{error}");
             assert!(!error.contains('\n'));
-            assert_eq!(found[2], Ok(json!({"messages": 1})));
+            assert_eq!(found[2], Ok(json!({"x": null, "messages": 1})));
         }
         let found = read("t.jsonl", b"{}\n{\"a\": \"\xff\"}\n{}\n", &[]).unwrap();
         assert!(found[1].as_ref().unwrap_err().contains("is not UTF-8"));

@@ -256,11 +256,14 @@ pub(crate) fn no_column<'a>(
     column: &str,
     columns: impl IntoIterator<Item = &'a str>,
 ) -> DataError {
-    let columns = listed(columns);
+    let columns: Vec<&str> = columns.into_iter().collect();
+    let spaced = columns.iter().find(|name| name.trim() == column);
+    let remedy = spaced.map(|name| format!("remove the spaces around `{name}` in the file, or "));
+    let (columns, remedy) = (listed(columns), remedy.unwrap_or_default());
     DataError::invalid(
         path,
         format!(
-            "has no column `{column}`, only {columns}; choose one of them in data.text_field or data.label_field, or with --text-field, --label-field or --keep of `deepburn predict`"
+            "has no column `{column}`, only {columns}; {remedy}choose one of them in data.text_field or data.label_field, or with --text-field, --label-field or --keep of `deepburn predict`"
         ),
     )
 }

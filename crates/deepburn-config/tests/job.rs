@@ -202,6 +202,33 @@ fn data_that_is_in_no_split_is_reported() {
 }
 
 #[test]
+fn held_out_data_that_is_trained_is_reported() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["train.txt", "eval.txt"] {
+        fs::write(folder.path().join(name), "text").unwrap();
+    }
+    let keys = |splits: &str| {
+        let text = format!("{{\"data\": {{\"splits\": {splits}}}}}");
+        let (job, _) = parse(&text, folder.path(), &[]).unwrap();
+        let said =
+            job.notes.into_iter().filter(|note| note.message.contains("also the train split"));
+        said.map(|note| note.key).collect::<Vec<_>>()
+    };
+    assert_eq!(keys(r#"{"train": "train.txt", "eval": "train.txt"}"#), ["data.splits.eval"]);
+    assert_eq!(
+        keys(r#"{"train": "train.txt", "eval": "eval.txt", "test": " train.txt"}"#),
+        ["data.splits.test"]
+    );
+    for other in [
+        r#"{"train": "train.txt", "eval": "eval.txt", "test": "eval.txt"}"#,
+        r#"{"train": "50%", "eval": "50%"}"#,
+        r#"{"train": "train.txt"}"#,
+    ] {
+        assert_eq!(keys(other), [""; 0], "{other}");
+    }
+}
+
+#[test]
 fn splits_are_shares_or_paths() {
     let folder = tempfile::tempdir().unwrap();
     for name in ["train.txt", "eval.txt"] {

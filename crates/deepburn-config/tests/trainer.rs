@@ -55,6 +55,58 @@ fn the_warmup_is_a_number_or_a_ratio_of_the_run() {
     }
 }
 
+/// The run has 95 steps.
+#[test]
+fn a_warmup_that_the_run_does_not_finish_is_a_warning() {
+    let params =
+        |kind: &str, params: Value| json!({ "scheduler": { "type": kind, "params": params } });
+    let warnings = |training: Value, deepspeed: Value| {
+        let notes = resolved(training, deepspeed).unwrap().1.notes;
+        let said = notes.iter().filter(|note| note.message.contains("95 steps of the run"));
+        said.map(|note| note.key.clone()).collect::<Vec<_>>()
+    };
+    let key = "deepspeed.scheduler.params.warmup_num_steps";
+    // The default is 1000 steps.
+    assert_eq!(warnings(json!({}), params("WarmupLR", json!({}))), [key]);
+    for (kind, steps, expected) in [
+        ("WarmupLR", json!({ "warmup_num_steps": 95 }), vec![]),
+        ("WarmupLR", json!({ "warmup_num_steps": 96 }), vec![key]),
+        ("WarmupDecayLR", json!({ "warmup_num_steps": 96, "total_num_steps": 200 }), vec![key]),
+        ("WarmupCosineLR", json!({ "warmup_num_steps": 96, "total_num_steps": "auto" }), vec![key]),
+    ] {
+        assert_eq!(warnings(json!({}), params(kind, steps.clone())), expected, "{kind} {steps}");
+    }
+    let auto = params("WarmupLR", json!({ "warmup_num_steps": "auto" }));
+    assert_eq!(warnings(json!({ "warmup_steps": 100 }), auto), [key]);
+    let cycle = json!({ "cycle_min_lr": 0.1, "cycle_max_lr": 0.2, "cycle_first_step_size": 96 });
+    assert_eq!(
+        warnings(json!({}), params("OneCycle", cycle)),
+        ["deepspeed.scheduler.params.cycle_first_step_size"]
+    );
+}
+
+#[test]
+fn a_learning_rate_of_zero_is_a_warning() {
+    let adamw = |lr: Value| json!({ "optimizer": { "type": "AdamW", "params": { "lr": lr } } });
+    let warmup = |lr: f64| json!({ "scheduler": { "type": "WarmupLR", "params": { "warmup_max_lr": lr, "warmup_num_steps": 5 } } });
+    let mut both = adamw(json!(0));
+    both["scheduler"] = warmup(0.1)["scheduler"].clone();
+    let zero = json!({ "learning_rate": 0.0 });
+    for (training, deepspeed, expected) in [
+        (json!({}), adamw(json!(0)), vec!["deepspeed.optimizer.params.lr"]),
+        (zero.clone(), adamw(json!("auto")), vec!["training.learning_rate"]),
+        (zero, json!({}), vec!["training.learning_rate"]),
+        (json!({}), warmup(0.0), vec!["deepspeed.scheduler.params"]),
+        (json!({}), both, vec![]),
+        (json!({}), adamw(json!(1e-5)), vec![]),
+    ] {
+        let notes = resolved(training, deepspeed.clone()).unwrap().1.notes;
+        let said = notes.iter().filter(|note| note.message.contains("the learning rate is 0"));
+        let keys: Vec<_> = said.map(|note| note.key.as_str()).collect();
+        assert_eq!(keys, expected, "{deepspeed}");
+    }
+}
+
 #[test]
 fn without_a_schedule_the_rate_is_constant() {
     assert_eq!(schedule(json!({}), json!({})), SchedulePlan::Constant { lr: 1e-3 });

@@ -44,6 +44,11 @@ impl JobReader<'_> {
             return SplitPlan::everything(path);
         }
         let [train, eval, test] = given;
+        for (held, key) in [(eval, &section.eval), (test, &section.test)] {
+            warning!(if held.is_some() && held == train; self.findings, key =>
+                "\"{}\" is also the train split: it measures what was learned, and not what is new", held.unwrap_or_default();
+                "give data that is not trained, or shares of data.path for all splits");
+        }
         let eval = eval.filter(|_| held_out.is_none());
         if train.is_none() && path.is_some() {
             refuse!(self.findings, &section.train => "is missing: nothing would train"; "{EXAMPLE}");

@@ -10,25 +10,54 @@ use crate::step_count::StepCount;
 pub(crate) fn resolve(optimizer: &OptimizerPlan, context: &mut Context<'_>) -> SchedulePlan {
     let schedule = resolve_section(optimizer, context);
     check_lr(&schedule, optimizer, context);
+    check_zero(&schedule, optimizer, context);
     schedule
+}
+
+/// Returns the learning rate that the schedule sets at its peak, or at its start; `None` for the
+/// optimizer's.
+fn own_lr(schedule: &SchedulePlan) -> Option<f64> {
+    match schedule {
+        SchedulePlan::Warmup { max_lr, .. } | SchedulePlan::WarmupDecay { max_lr, .. } => {
+            Some(*max_lr)
+        }
+        SchedulePlan::OneCycle(plan) => Some(plan.max_lr),
+        SchedulePlan::LrRangeTest { min_lr, .. } => Some(*min_lr),
+        _ => None,
+    }
+}
+
+/// Returns whether parameters have a rate of their own: Muon's for Adam, or the rate of a group.
+fn has_own_rates(optimizer: &OptimizerPlan, context: &Context<'_>) -> bool {
+    let is_own = |group: &ParamGroup| {
+        matches!(group.update, GroupUpdate::Trained { rate: GroupRate::Own(_), .. })
+    };
+    context.run.param_groups.groups.iter().any(is_own)
+        || matches!(optimizer, OptimizerPlan::Muon(_))
+}
+
+/// Warns of a learning rate of 0.
+fn check_zero(schedule: &SchedulePlan, optimizer: &OptimizerPlan, context: &mut Context<'_>) {
+    let own = own_lr(schedule);
+    if own.unwrap_or(optimizer.lr()) != 0.0 || has_own_rates(optimizer, context) {
+        return;
+    }
+    let top = context.top;
+    let written = top.optimizer.value.params.given().and_then(|params| params.get("lr"));
+    let key = match (own, written) {
+        (Some(_), _) => "scheduler.params",
+        (None, Some(node)) if !node.is_auto() => "optimizer.params.lr",
+        (None, _) => "training.learning_rate",
+    };
+    warning!(context, key => "the learning rate is 0: the model learns nothing"; "give a rate above 0, 1e-5 for example");
 }
 
 /// Warns if a learning rate is given and the schedule does not use it, but sets its own.
 fn check_lr(schedule: &SchedulePlan, optimizer: &OptimizerPlan, context: &mut Context<'_>) {
-    let own = match schedule {
-        SchedulePlan::Warmup { max_lr, .. } | SchedulePlan::WarmupDecay { max_lr, .. } => *max_lr,
-        SchedulePlan::OneCycle(plan) => plan.max_lr,
-        SchedulePlan::LrRangeTest { min_lr, .. } => *min_lr,
-        _ => return,
-    };
+    let Some(own) = own_lr(schedule) else { return };
     // Rates of groups, and Muon's for Adam, are in proportion to the optimizer's.
-    let is_own = |group: &ParamGroup| {
-        matches!(group.update, GroupUpdate::Trained { rate: GroupRate::Own(_), .. })
-    };
-    let is_base = context.run.param_groups.groups.iter().any(is_own)
-        || matches!(optimizer, OptimizerPlan::Muon(_));
     let lr = optimizer.lr();
-    if lr == own || is_base {
+    if lr == own || has_own_rates(optimizer, context) {
         return;
     }
     let top = context.top;
@@ -143,7 +172,17 @@ fn warmup_steps(key: &Setting<'_, usize>, context: &mut Context<'_>) -> usize {
         context.answer(key, steps.max(2), "training.warmup_steps");
     }
     note!(if steps < 2; context, key => "{steps} is taken as 2, as in DeepSpeed");
+    warn_of_long(key, steps, "the warm-up is never finished", context);
     steps.max(2)
+}
+
+/// Warns of more `steps` than the run has. `what` follows from it.
+fn warn_of_long(key: &ConfigEntry<'_>, steps: usize, what: &str, context: &mut Context<'_>) {
+    let run = context.run.total_steps.filter(|run| *run < steps);
+    if let Some(run) = run {
+        warning!(context, key => "{steps} is more than the {} of the run: {what}", counted(run, "step");
+            "give fewer steps here, or train for more");
+    }
 }
 
 /// Returns the length of the schedule: the given length, or the length of the job for `"auto"`.
@@ -159,7 +198,9 @@ fn length(key: &Setting<'_, Option<usize>>, warmup: usize, context: &mut Context
             "give a number, or training.max_steps in the job file; check-config and estimate take --max-steps");
     }
     let total = key.value.or(known).unwrap_or(warmup);
-    warning!(if total < warmup;
+    // A warm-up that is longer than the run has been reported.
+    let is_reported = context.run.total_steps.is_some_and(|run| run < warmup);
+    warning!(if total < warmup && !is_reported;
         context, key => "{total} is less than warmup_num_steps {warmup}: the warm-up is never finished";
         "give more steps in total or a shorter warm-up");
     let run = context.run.total_steps.filter(|run| total < *run && key.value.is_some());
@@ -246,6 +287,12 @@ fn one_cycle(params: &OneCycle<'_>, has_betas: bool, context: &mut Context<'_>) 
         decay_rate: params.decay_mom_rate.value,
     };
     let (steps, stairs) = (params.first_step_size.value, params.first_stair_count.value);
+    warn_of_long(
+        &params.first_step_size,
+        steps,
+        "the learning rate never reaches its peak",
+        context,
+    );
     SchedulePlan::OneCycle(filled!(OneCyclePlan, params {
         decay_lr_rate, first_step_size, first_stair_count, decay_step_size, last_batch_iteration,
     }

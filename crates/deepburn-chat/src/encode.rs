@@ -49,7 +49,10 @@ impl<T: TextTokenizer> RowEncoder<T> {
         options: EncodeOptions,
     ) -> Result<Self> {
         if options.max_length == Some(0) {
-            return Err(option("max_length", "is 0, but an example has at least one token"));
+            return Err(option(
+                "max_length",
+                "is 0, but an example has at least one token; give at least 1",
+            ));
         }
         Ok(Self { tokenizer, templates, tokens, options })
     }
@@ -266,11 +269,19 @@ impl<T: TextTokenizer> RowEncoder<T> {
     }
 
     fn no_assistant(&self, messages: &[Message]) -> ChatError {
-        let reason = match messages.iter().any(Message::is_assistant) {
-            true => {
-                "is set, but the chat template marks no text of the assistant in this conversation"
+        let is_marked = self.options.assistant_only_loss == AssistantOnlyLoss::Marked;
+        let reason = match (messages.iter().any(Message::is_assistant), is_marked) {
+            (true, true) => {
+                "is true, but the chat template marks no text of the assistant in this conversation; put {% generation %} and \
+                 {% endgeneration %} around the answers in it, set assistant_only_loss to \"turns\", or remove the row"
             }
-            false => "is set, but the conversation has no message of the assistant; remove the row",
+            (true, false) => {
+                "is set, but no token of this conversation is an answer of the assistant; correct or remove the row, or use \
+                 another chat template"
+            }
+            (false, _) => {
+                "is set, but the conversation has no message of the assistant; remove the row"
+            }
         };
         option("assistant_only_loss", reason)
     }
@@ -395,7 +406,7 @@ impl<T: TextTokenizer> RowEncoder<T> {
         match self.options.assistant_only_loss {
             AssistantOnlyLoss::Marked | AssistantOnlyLoss::Turns => Err(option(
                 "assistant_only_loss",
-                "is set, but the row is a text, not a conversation",
+                "is set, but the row is a text, not a conversation; remove the row, or set it to false",
             )),
             AssistantOnlyLoss::Off => Ok(()),
         }
@@ -406,7 +417,8 @@ impl<T: TextTokenizer> RowEncoder<T> {
         match self.options.completion_only_loss == Some(true) {
             true => Err(option(
                 "completion_only_loss",
-                "is set, but the row has no `prompt` and `completion`",
+                "is set, but the row has no `prompt` and `completion`; remove the row, or the option, without which \
+                 completions alone are learned where a row has one",
             )),
             false => Ok(()),
         }

@@ -41,6 +41,7 @@ check_val_every_n_epoch do_eval eval_strategy evaluation_strategy val_check_inte
 ckpt_path resume_from_checkpoint: give --resume or --resume TAG on the command line
 data_seed: write training.seed in the job file
 dataloader_num_workers dataloader_pin_memory num_workers: remove it: data is held in memory and no workers load it
+dataset_text_field: write data.text_field in the job file
 dataset_name train_file: write data.path in the job file
 default_root_dir: write training.output_dir in the job file
 devices gpus: write training.ranks, and training.devices for which of them, in the job file

@@ -38,7 +38,7 @@ impl Sample {
         match self.ids.iter().position(|id| *id as usize >= vocab_size) {
             None => Ok(()),
             Some(at) => Err(format!(
-                "has id {} at token {at}, but the vocabulary has {vocab_size} entries, from id 0; use the tokenizer of the model",
+                "has id {} at token {at}, but the vocabulary has {vocab_size} entries, from id 0; use the tokenizer with which the model was trained, or, if the token was added to it, resize the model first (transformers: resize_token_embeddings, save_pretrained)",
                 self.ids[at]
             )),
         }
@@ -111,7 +111,10 @@ mod tests {
         let sample = Sample { ids: vec![1, 5], trained: vec![true, false] };
         assert_eq!(sample.labels(), [1, IGNORE_INDEX]);
         assert_eq!(sample.check(6), Ok(()));
-        assert!(sample.check(5).unwrap_err().contains("has id 5 at token 1"));
+        let problem = sample.check(5).unwrap_err();
+        assert!(problem.contains("has id 5 at token 1"), "{problem}");
+        // The tokenizer may be the model's, with more tokens than the embedding has rows.
+        assert!(problem.contains("resize the model first"), "{problem}");
         let short = Sample { ids: vec![1, 5], trained: vec![true] };
         assert!(short.check(6).unwrap_err().contains("2 tokens, but 1 marks"));
     }

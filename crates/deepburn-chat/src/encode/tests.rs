@@ -220,11 +220,12 @@ fn prompts_that_are_encoded_differently_are_noticed() {
 fn options_that_do_not_fit_are_errors() {
     let error = |options, row| encoder(TEMPLATE, options).encode(&row).unwrap_err().to_string();
     let completion_only = EncodeOptions { completion_only_loss: Some(true), ..Default::default() };
-    assert!(error(completion_only, conversation()).starts_with("`completion_only_loss` is set"));
-    assert!(
-        error(ASSISTANT_ONLY, row(json!({"text": "a"})))
-            .starts_with("`assistant_only_loss` is set")
-    );
+    let message = error(completion_only, conversation());
+    assert!(message.starts_with("`completion_only_loss` is set"), "{message}");
+    assert!(message.contains("; remove the row, or the option"), "{message}");
+    let message = error(ASSISTANT_ONLY, row(json!({"text": "a"})));
+    assert!(message.starts_with("`assistant_only_loss` is set"), "{message}");
+    assert!(message.contains("; remove the row, or set it to false"), "{message}");
     let user_only = row(json!({"messages": [{"role": "user", "content": "a"}]}));
     assert!(error(ASSISTANT_ONLY, user_only).contains("no message of the assistant"));
     let preference = row(json!({"chosen": "ab", "rejected": "ac"}));

@@ -66,11 +66,14 @@ fn message(value: &Value, field: &str, extra: &[String], notes: &mut Notes) -> R
     // As `transformers` does. Files with a schema have a null for each field that only other
     // messages have.
     fields.retain(|_, value| !value.is_null());
-    if fields.contains_key("from") && !fields.contains_key("role") {
+    let is_sharegpt = fields.contains_key("from") && !fields.contains_key("role");
+    if is_sharegpt {
         rename(&mut fields, field)?;
         notes.converted_messages = true;
     }
-    check_names(&fields, field, extra)?;
+    // Errors have the names of the file.
+    let content = if is_sharegpt { "value" } else { "content" };
+    check_names(&fields, field, extra, is_sharegpt)?;
     let role = match fields.get("role") {
         Some(Value::String(role)) if ROLES.contains(&role.as_str()) => role.clone(),
         role => {
@@ -79,7 +82,7 @@ fn message(value: &Value, field: &str, extra: &[String], notes: &mut Notes) -> R
             return Err(ChatError::field(format!("{field}.role"), found, roles));
         }
     };
-    check_content(&fields, &role, field)?;
+    check_content(&fields, &role, format!("{field}.{content}"))?;
     for name in ["name", "tool_call_id", "reasoning_content", "thinking", "reasoning"] {
         if let Some(value) = fields.get(name).filter(|it| !it.is_string()) {
             return Err(ChatError::field(format!("{field}.{name}"), found(value), "a text"));
@@ -141,7 +144,17 @@ fn rename(fields: &mut Map<String, Value>, field: &str) -> Result<()> {
     Ok(())
 }
 
-fn check_names(fields: &Map<String, Value>, field: &str, extra: &[String]) -> Result<()> {
+fn check_names(
+    fields: &Map<String, Value>,
+    field: &str,
+    extra: &[String],
+    is_sharegpt: bool,
+) -> Result<()> {
+    let in_file = |name: &'static str| match name {
+        "role" if is_sharegpt => "from",
+        "content" if is_sharegpt => "value",
+        name => name,
+    };
     for (name, value) in fields {
         if FIELDS.contains(&name.as_str()) || extra.iter().any(|it| it == name) {
             continue;
@@ -153,7 +166,7 @@ fn check_names(fields: &Map<String, Value>, field: &str, extra: &[String]) -> Re
                 .to_owned(),
             false => format!(
                 "absent: the fields of messages are {}; remove it, or name it as a field that the template reads",
-                FIELDS.map(|it| format!("`{it}`")).join(", ")
+                FIELDS.map(|it| format!("`{}`", in_file(it))).join(", ")
             ),
         };
         return Err(ChatError::field(format!("{field}.{name}"), found(value), rule));
@@ -163,8 +176,7 @@ fn check_names(fields: &Map<String, Value>, field: &str, extra: &[String]) -> Re
 
 /// Checks that a content is a text or a list of texts, which only messages that call tools or
 /// reason can omit.
-fn check_content(fields: &Map<String, Value>, role: &str, field: &str) -> Result<()> {
-    let field = format!("{field}.content");
+fn check_content(fields: &Map<String, Value>, role: &str, field: String) -> Result<()> {
     match fields.get("content") {
         Some(Value::String(_)) => Ok(()),
         Some(Value::Array(parts)) if !parts.is_empty() => {

@@ -152,6 +152,11 @@ fn errors_name_the_field() {
             json!({"conversations": [{"from": "boss", "value": "a"}]}),
             "`conversations[0].from` is `boss`",
         ),
+        (json!({"conversations": [{"from": "gpt"}]}), "`conversations[0].value` is missing"),
+        (
+            json!({"conversations": [{"from": "gpt", "value": "a", "x": 1}]}),
+            "`conversations[0].x` is 1, but it must be absent: the fields of messages are `from`, `value`, `name`",
+        ),
         (
             json!({"messages": [{"role": "user", "content": "a"}], "tools": "["}),
             "`tools` is not valid JSON",

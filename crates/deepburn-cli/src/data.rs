@@ -50,5 +50,6 @@ mod text_sampler;
 pub(crate) mod text_source;
 pub(crate) mod texts;
 mod token_batch;
+pub(crate) mod turn_ends;
 pub(crate) mod unlearned_tokens;
 pub(crate) mod vocabulary;

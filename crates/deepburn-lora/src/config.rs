@@ -185,18 +185,24 @@ const READ: [&str; 20] = [
 ];
 
 /// Fields that describe the file, or the layout of PyTorch modules, and that do not change what is
-/// computed. `fan_in_fan_out` says which axes the base weight has; the model knows them.
-const DESCRIPTIVE: [&str; 9] = [
-    "auto_mapping",
-    "fan_in_fan_out",
-    "inference_mode",
-    "megatron_core",
-    "peft_version",
-    "qalora_group_size",
-    "task_type",
-    "loftq_config",
-    "runtime_config",
+/// computed, with the reason.
+const DESCRIPTIVE: [(&str, &str); 9] = [
+    ("auto_mapping", OF_FILE),
+    ("fan_in_fan_out", "the model knows the axes of its weights"),
+    ("inference_mode", OF_FILE),
+    ("megatron_core", OF_FILE),
+    ("peft_version", OF_FILE),
+    ("qalora_group_size", "it only affects use_qalora, which is not supported"),
+    ("task_type", "the model determines the task"),
+    ("loftq_config", "it only affects init_lora_weights \"loftq\", which is not supported"),
+    ("runtime_config", OF_FILE),
 ];
+
+/// The reason for fields that PEFT writes to files.
+const OF_FILE: &str = "it describes a file of PEFT";
+
+/// Fields of a file that name the base model. In a job, `model.pretrained` names it.
+const BASE_MODEL: [&str; 2] = ["base_model_name_or_path", "revision"];
 
 /// The consequence of a field for the initial values of the factors.
 const OTHER_FACTORS: &str =
@@ -251,6 +257,20 @@ impl LoraConfig {
     /// type, or is out of range.
     pub fn of_job(fields: &Map<String, Value>) -> Result<Self, LoraError> {
         Self::read(fields, FieldSource::Job)
+    }
+
+    /// Returns the fields of the section of a job that are not read, with the reason. Values that
+    /// PEFT writes for every adapter of a language model are not among them.
+    pub fn unread_in_job(fields: &Map<String, Value>) -> Vec<(&str, &'static str)> {
+        let reason = |name: &str| {
+            let described = DESCRIPTIVE.iter().find(|(known, _)| *known == name);
+            let of_base =
+                BASE_MODEL.contains(&name).then_some("model.pretrained names the base model");
+            described.map(|(_, reason)| *reason).or(of_base)
+        };
+        let usual = [json!("CAUSAL_LM"), json!("LORA")];
+        let given = fields.iter().filter(|(_, value)| !is_off(value) && !usual.contains(value));
+        given.filter_map(|(name, _)| Some((name.as_str(), reason(name)?))).collect()
     }
 
     /// Reads an `adapter_config.json`. Unknown fields are ignored if they have a value that
@@ -415,7 +435,7 @@ fn number(value: f64) -> Value {
 fn check_names(fields: &Map<String, Value>, source: FieldSource) -> Result<(), LoraError> {
     for (name, value) in fields {
         let name = name.as_str();
-        if READ.contains(&name) || DESCRIPTIVE.contains(&name) {
+        if READ.contains(&name) || DESCRIPTIVE.iter().any(|(known, _)| *known == name) {
             continue;
         }
         let unsupported = UNSUPPORTED.iter().find(|(other, _)| *other == name);
@@ -513,6 +533,24 @@ mod tests {
             assert_eq!(fields["base_model_name_or_path"], json!(model));
             assert_eq!(fields["revision"], json!(revision));
         }
+    }
+
+    #[test]
+    fn fields_of_a_job_that_are_not_read_have_a_reason() {
+        let unread = |fields: Value| {
+            let names = LoraConfig::unread_in_job(fields.as_object().unwrap()).into_iter();
+            names.map(|(name, _)| name.to_owned()).collect::<Vec<_>>()
+        };
+        let fields = json!({
+            "r": 4, "peft_type": "LORA", "task_type": "CAUSAL_LM", "loftq_config": {},
+            "fan_in_fan_out": false, "revision": null, "init_lora_weights": true,
+        });
+        assert_eq!(unread(fields), [""; 0]);
+        let fields = json!({
+            "task_type": "SEQ_CLS", "loftq_config": {"loftq_bits": 4}, "fan_in_fan_out": true,
+            "base_model_name_or_path": "x", "revision": "main",
+        });
+        assert_eq!(unread(fields.clone()).len(), fields.as_object().unwrap().len());
     }
 
     #[test]

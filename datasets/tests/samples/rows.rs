@@ -99,7 +99,12 @@ fn nested_columns_of_parquet_are_json() {
     let mut rows = rows.into_inner().unwrap();
     rows.sort_by_key(|row| row.0);
     let rows: Vec<Value> = rows.into_iter().map(|row| row.1).collect();
-    assert_eq!(Value::Array(rows), data("nested.json"));
+    let mut expected = data("nested.json");
+    for row in expected.as_array_mut().unwrap() {
+        // Errors name the columns that are not read, which are null.
+        row["day"] = Value::Null;
+    }
+    assert_eq!(Value::Array(rows), expected);
 
     // A date is not JSON; it only matters where it is read.
     let message = open_samples(&source(&splits), encode).unwrap_err().to_string();

@@ -18,9 +18,10 @@ const COMPARED: usize = 256;
 /// Such a row is 0 but for noise.
 const SMALLEST_NORM: f32 = 0.01;
 
-/// The distance of rows that count as equal, relative to their norm, at most.
-/// `resize_token_embeddings` of `transformers` draws new rows from a normal distribution with 1e-9
-/// of the covariance of the others, which is about 3e-5.
+/// The distance of rows that count as equal, at most, relative to their norm or the median of the
+/// compared rows, whichever is larger. `resize_token_embeddings` of `transformers` draws new rows
+/// around the mean of the others, which is much smaller than most rows, from a normal distribution
+/// with 1e-9 of their covariance: the distance is about 5e-5 of the norm of most rows.
 const LARGEST_DISTANCE: f32 = 1e-3;
 
 impl AnyDecoder {
@@ -83,14 +84,14 @@ fn unlearned_rows(
     }
     norms.sort_by(f32::total_cmp);
     // The median does not depend on the rows that were not learned, as long as they are few.
-    let smallest = norms.get(norms.len() / 2).map_or(0.0, |median| median * SMALLEST_NORM);
+    let median = norms.get(norms.len() / 2).copied().unwrap_or(0.0);
     let mut candidates = Vec::new();
     for token in tokens {
         candidates.push((*token, row(*token)?));
     }
     let mut found = Vec::new();
     for (token, values) in &candidates {
-        if norm(values) <= smallest {
+        if norm(values) <= SMALLEST_NORM * median {
             found.push(*token);
         }
     }
@@ -98,7 +99,7 @@ fn unlearned_rows(
         let values = row(*other)?;
         let is_equal = |own: &[f32]| {
             let difference: Vec<f32> = own.iter().zip(&values).map(|(a, b)| a - b).collect();
-            norm(&difference) <= LARGEST_DISTANCE * norm(&values)
+            norm(&difference) <= LARGEST_DISTANCE * norm(&values).max(median)
         };
         let equal = candidates.iter().filter(|(token, own)| token != other && is_equal(own));
         found.extend(equal.map(|(token, _)| *token));
@@ -173,6 +174,22 @@ mod tests {
         assert_eq!(unlearned((true, some.path()), linear.clone()), [3, 4, 5, 29]);
         let apart = folder(true, embedding, &[(5, 0.49), (31, 0.5)]);
         assert_eq!(unlearned((true, apart.path()), linear), [0; 0]);
+    }
+
+    /// Around a mean of 4% of most rows, which differ from it by their own norm.
+    #[test]
+    fn rows_drawn_around_a_small_mean_were_not_learned() {
+        let embedding = "model.embed_tokens.weight";
+        let (mean, noise) = (0.04, 3e-5);
+        let mut rows: Vec<(usize, f32)> = (0..VOCAB)
+            .map(|row| (row, if row % 2 == 0 { 1.0 } else { -0.9 } + 0.01 * row as f32))
+            .collect();
+        for (row, sign) in [(29, -1.0), (30, 1.0), (31, 0.5)] {
+            rows[row].1 = mean + sign * noise;
+        }
+        let resized = folder(true, embedding, &rows);
+        let linear = json!({"target_modules": "all-linear"});
+        assert_eq!(unlearned((true, resized.path()), linear), [29, 30, 31]);
     }
 
     #[test]

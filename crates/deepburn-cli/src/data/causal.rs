@@ -26,16 +26,17 @@ use serde_json::{Map, Value};
 use crate::data::causal_data::{CausalData, CausalSource};
 use crate::data::causal_task::{CausalTask, Objective};
 use crate::data::chat::{ChatCorpus, SampleLimits, TEMPLATE_FILE, TEMPLATE_FOLDER};
-use crate::data::companions::{Companions, kept_generation_config};
+use crate::data::companions::{Companions, kept_generation_config, own_generation_config};
 use crate::data::corpus::open_corpus;
 use crate::data::job_adapter::{LARGER_BASE, refuse_random_adapter, with_adapter};
-use crate::data::job_tokenizer::{JobTokenizer, VocabularyOrigin};
+use crate::data::job_tokenizer::JobTokenizer;
 use crate::data::lengths::check_length;
 use crate::data::places::Places;
 use crate::data::preference::PreferenceCorpus;
 use crate::data::recipe::{JobInputs, Recipe, RecipeSettings, SubjectInfo, WeightOrigin};
 use crate::data::text_sampler::TextSampler;
 use crate::data::token_batch::TokenBatch;
+use crate::data::turn_ends::{end_tokens, replaces_tokens, warn_of_other_ends};
 use crate::data::unlearned_tokens::warn_of_unlearned_tokens;
 use crate::data::vocabulary::{
     check_special_tokens, is_vocabulary_given, with_special_tokens, with_vocabulary,
@@ -86,7 +87,8 @@ impl Causal {
         let JobTokenizer { tokenizer, vocabulary } = JobTokenizer::of(job, places, pretrained)?;
         let data = open_data(job, places, tokenizer, rows, limits, day)?;
         // Read before the ids of the tokenizer replace them.
-        let own_ends = config.extra().eos_token_ids();
+        let generation_config = own_generation_config(pretrained)?;
+        let own_ends = end_tokens(&config, generation_config.as_ref()).map_err(Failure::mistake)?;
         // From here on the tokenizer is the one of the data, which may have been trained on it.
         let mut config = with_vocabulary(config, job, data.tokenizer())?;
         // Token files of a model without pretrained weights and without a tokenizer have no known
@@ -97,23 +99,20 @@ impl Causal {
         }
         check_special_tokens(job, config.limits().vocab_size)?;
         let tokenizer = data.tokenizer();
-        // An end of text that the model already has changes nothing.
-        let end = tokenizer.filter(|_| job.data.eos_token.is_some()).map(Tokenizer::end_of_text);
-        let is_other_end = end.is_some_and(|end| end.is_none_or(|end| !own_ends.contains(&end)));
-        let is_new = vocabulary == VocabularyOrigin::New || is_other_end;
-        let generation_config = kept_generation_config(pretrained, !is_new, &job.model.config)?;
+        let is_new = replaces_tokens(&own_ends, job, tokenizer, vocabulary);
+        let generation_config =
+            kept_generation_config(generation_config, !is_new, &job.model.config);
         // The adapter selects modules and rows of the final model, so the vocabulary has its size
         // by now.
-        let mut config = with_adapter(config, job, pretrained)?;
+        let config = with_adapter(config, job, pretrained)?;
         warn_of_unlearned_tokens(&config, &data, pretrained)?;
-        let objective = Objective::of(job);
-        if let Objective::Preferences(_) = objective {
-            refuse_random_adapter(&config)?;
-            // Dropout would make the log-probabilities noisy; TRL disables it too.
-            config = config.without_dropout();
+        let ends = end_tokens(&config, generation_config.as_ref()).map_err(Failure::mistake)?;
+        if let Some((samples, tokenizer)) = data.train_samples().zip(tokenizer) {
+            warn_of_other_ends(job, samples, tokenizer, &ends)?;
         }
+        let (config, objective) = of_objective(config, job)?;
         // Last, because texts end at the tokens with which the model is exported.
-        let sampler = TextSampler::of_job(job, &data, &config, generation_config.as_ref())?;
+        let sampler = TextSampler::of_job(job, &data, &config, ends)?;
         Ok(Self {
             settings: RecipeSettings::new(inputs, companions(&data, pretrained)?),
             sampler: sampler.map(Arc::new),
@@ -334,6 +333,35 @@ fn companions(data: &CausalData, pretrained: Option<&Path>) -> Result<Companions
         companions.replace(TEMPLATE_FILE, template);
     }
     Ok(companions)
+}
+
+/// Returns the model as the objective of the job trains it, and the objective.
+///
+/// # Errors
+/// Returns a user's mistake if preferences cannot be learned by the model's adapter.
+fn of_objective(config: AnyDecoder, job: &Job) -> Result<(AnyDecoder, Objective), Failure> {
+    let objective = Objective::of(job);
+    let Objective::Preferences(_) = objective else { return Ok((config, objective)) };
+    refuse_random_adapter(&config)?;
+    for key in unused_dropout(job) {
+        tracing::info!("{key} has no effect: preferences are trained without dropout, as in TRL");
+    }
+    // Dropout would make the log-probabilities noisy; TRL disables it too.
+    Ok((config.without_dropout(), objective))
+}
+
+/// Returns the keys of a job that set a dropout.
+fn unused_dropout(job: &Job) -> Vec<String> {
+    let sections =
+        [("model.lora", job.model.lora.as_ref()), ("model.config", Some(&job.model.config))];
+    let fields = sections.into_iter().flat_map(|(section, fields)| {
+        fields.into_iter().flatten().map(move |(name, value)| (section, name, value))
+    });
+    let is_dropout = |name: &str| name.contains("dropout") || name.contains("pdrop");
+    let set = fields.filter(|(_, name, value)| {
+        is_dropout(name) && value.as_f64().is_some_and(|probability| probability > 0.0)
+    });
+    set.map(|(section, name, _)| format!("{section}.{name}")).collect()
 }
 
 /// Logs the token between documents, because the tokenizer determines it unless the job names it.

@@ -156,21 +156,27 @@ fn is_own_tokenizer(pretrained: Option<&Path>, tokenizer: Option<&Tokenizer>) ->
     place.is_some_and(|place| folder.is_some_and(|it| place == it || place.parent() == Some(&it)))
 }
 
-/// Returns the `generation_config.json` of a pretrained model if its token ids are valid for the
-/// trained model. `keeps_ids` is false if the job's tokenizer has other ids or another end of text,
-/// and `overrides` is `model.config` of the job.
+/// Returns the `generation_config.json` of a pretrained model.
 ///
 /// # Errors
 /// Returns a user's mistake if the file is malformed.
-pub(crate) fn kept_generation_config(
+pub(crate) fn own_generation_config(
     pretrained: Option<&Path>,
-    keeps_ids: bool,
-    overrides: &Map<String, Value>,
 ) -> Result<Option<Map<String, Value>>, Failure> {
     let Some(folder) = pretrained else { return Ok(None) };
     let named = |error| Failure::mistake(format!("model.pretrained: {error}; mend or remove it"));
-    let Some(config) = GenerationConfig::read(folder).map_err(named)? else { return Ok(None) };
-    let fields = config.fields();
+    Ok(GenerationConfig::read(folder).map_err(named)?.map(|config| config.fields().clone()))
+}
+
+/// Returns the `generation_config.json` of a pretrained model, `own`, if its token ids are valid
+/// for the trained model. `keeps_ids` is false if the job's tokenizer has other ids or another end
+/// of text, and `overrides` is `model.config` of the job.
+pub(crate) fn kept_generation_config(
+    own: Option<Map<String, Value>>,
+    keeps_ids: bool,
+    overrides: &Map<String, Value>,
+) -> Option<Map<String, Value>> {
+    let fields = own?;
     // A job may repeat an id, or set a missing one to null, without changing anything.
     let changed = ["bos_token_id", "eos_token_id", "pad_token_id"].into_iter().find(|name| {
         overrides.get(*name).is_some_and(|id| fields.get(*name).unwrap_or(&Value::Null) != id)
@@ -180,12 +186,12 @@ pub(crate) fn kept_generation_config(
             "the job's tokenizer has other token ids or another end of text".to_owned()
         }
         Some(name) => format!("model.config.{name} is set to another id"),
-        None => return Ok(Some(fields.clone())),
+        None => return Some(fields),
     };
     tracing::warn!(
         "model.pretrained: generation_config.json is replaced by one with the special tokens alone, since {reason}"
     );
-    Ok(None)
+    None
 }
 
 /// Adds files to the list. Too large files are left out with a warning.
@@ -300,7 +306,8 @@ mod tests {
         let path = model.path().join("generation_config.json");
         let kept = |keeps_ids, overrides: Value| {
             let overrides = overrides.as_object().unwrap();
-            kept_generation_config(Some(model.path()), keeps_ids, overrides).unwrap()
+            let own = own_generation_config(Some(model.path())).unwrap();
+            kept_generation_config(own, keeps_ids, overrides)
         };
         assert_eq!(kept(true, json!({})), None);
         fs::write(&path, fields.to_string()).unwrap();
@@ -311,8 +318,7 @@ mod tests {
         assert_eq!(kept(true, json!({"pad_token_id": 3})), None);
         assert_eq!(kept(false, json!({})), None);
         fs::write(&path, "{").unwrap();
-        let error = kept_generation_config(Some(model.path()), true, &Map::new());
-        let message = error.unwrap_err().to_string();
+        let message = own_generation_config(Some(model.path())).unwrap_err().to_string();
         assert!(message.contains("generation_config.json"), "{message}");
     }
 }

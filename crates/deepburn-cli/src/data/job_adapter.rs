@@ -34,6 +34,9 @@ pub(crate) fn with_adapter(
             let of_key = Failure::of_key("model.lora");
             let lora = LoraConfig::of_job(fields).map_err(&of_key)?.with_base_model(&base);
             let config = config.with_adapter(lora).map_err(&of_key)?;
+            for (name, reason) in LoraConfig::unread_in_job(fields) {
+                tracing::info!("model.lora.{name} has no effect: {reason}");
+            }
             for setting in config.unused_settings().map_err(&of_key)? {
                 tracing::warn!("model.lora.{setting} has no effect: it selects nothing; remove it");
             }

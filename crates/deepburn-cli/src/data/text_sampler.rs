@@ -10,9 +10,7 @@ use deepburn_config::{Job, counted};
 use deepburn_datasets::Tokenizer;
 use deepburn_models::causal_lm::{GenerateOptions, LanguageModel};
 use deepburn_models::decoder::{AnyDecoder, Decoder};
-use deepburn_models::hf::GenerationConfig;
 use deepburn_models::{LanguageModelConfig, TokenLimits};
-use serde_json::{Map, Value};
 
 use crate::data::causal_data::CausalData;
 use crate::data::sample_prompts::SamplePrompt;
@@ -30,8 +28,8 @@ pub(crate) struct TextSampler {
 }
 
 impl TextSampler {
-    /// Returns the sampler of a job; `None` if it asks for no texts. A text ends at the end tokens
-    /// with which the model is exported.
+    /// Returns the sampler of a job; `None` if it asks for no texts. A text ends at the tokens
+    /// `stop`, with which the model is exported.
     ///
     /// # Errors
     /// Returns a user's mistake if a prompt is empty or too long, or if there is no tokenizer.
@@ -39,7 +37,7 @@ impl TextSampler {
         job: &Job,
         data: &CausalData,
         config: &AnyDecoder,
-        generation_config: Option<&Map<String, Value>>,
+        stop: Vec<u32>,
     ) -> Result<Option<Self>, Failure> {
         let Some(plan) = &job.training.evaluation.samples else { return Ok(None) };
         let prompts = match data {
@@ -48,13 +46,6 @@ impl TextSampler {
             CausalData::Pairs(corpus) => corpus.prompts.clone(),
         };
         let Some(tokenizer) = data.tokenizer() else { return Ok(None) };
-        let of_file = generation_config.map(|fields| GenerationConfig::new(fields.clone()));
-        let of_file = of_file.transpose().map_err(Failure::mistake)?;
-        // As `deepburn generate` does it with the exported folder.
-        let stop = match of_file.as_ref().and_then(GenerationConfig::eos_token_ids) {
-            Some(ids) => ids.to_vec(),
-            None => config.extra().eos_token_ids(),
-        };
         let new = plan.max_new_tokens;
         let TokenLimits { max_len, max_len_field, .. } = config.limits();
         let room = max_len.saturating_sub(new);

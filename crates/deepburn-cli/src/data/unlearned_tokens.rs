@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 
-use deepburn_datasets::{Samples, Tokenizer};
+use deepburn_datasets::{DataError, Sample, Samples, Tokenizer};
 use deepburn_models::decoder::AnyDecoder;
 use serde_json::json;
 
@@ -57,6 +57,13 @@ pub(crate) fn warn_of_unlearned_tokens(
     Ok(())
 }
 
+/// Returns samples that are evenly spaced over the split.
+pub(crate) fn inspected(samples: &Samples) -> impl Iterator<Item = Result<Sample, DataError>> + '_ {
+    // A split has at least one sample, so the step is not 0.
+    let step = samples.len().div_ceil(INSPECTED);
+    (0..samples.len()).step_by(step).map(|index| samples.get(index))
+}
+
 /// Returns the ids of the added tokens that occur in the samples, and the ids of the first added
 /// tokens.
 ///
@@ -64,9 +71,8 @@ pub(crate) fn warn_of_unlearned_tokens(
 /// Returns a user's mistake if a sample cannot be read.
 fn added_tokens(tokenizer: &Tokenizer, samples: &Samples) -> Result<(Vec<u32>, Vec<u32>), Failure> {
     let mut in_data = HashSet::new();
-    // A split has at least one sample, so the step is not 0.
-    for index in (0..samples.len()).step_by(samples.len().div_ceil(INSPECTED)) {
-        in_data.extend(samples.get(index).map_err(Failure::mistake)?.ids);
+    for sample in inspected(samples) {
+        in_data.extend(sample.map_err(Failure::mistake)?.ids);
     }
     let ids: Vec<u32> = tokenizer.extra_tokens().into_iter().map(|it| it.id).collect();
     let used = ids.iter().copied().filter(|id| in_data.contains(id)).collect();

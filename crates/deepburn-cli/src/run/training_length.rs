@@ -234,8 +234,20 @@ pub(super) fn num_steps(
              so each step contains samples more than once",
             counted(per_step, "sample")
         );
+    } else if let Some(largest) = oversized(batches.at(0), num_samples) {
+        tracing::warn!(
+            "deepspeed.train_micro_batch_size_per_gpu: a micro-batch has room for {}, but a rank has {largest} in an epoch; \
+             the rest is empty and takes as long; lower it to {largest}",
+            counted(batches.at(0).micro_batch_size, "sample")
+        );
     }
     Ok(steps)
+}
+
+/// Returns the number of samples of an epoch on a rank if no micro-batch of `batch` can be full.
+fn oversized(batch: BatchPlan, num_samples: usize) -> Option<usize> {
+    let largest = num_samples.div_ceil(batch.data_parallel_size);
+    (batch.micro_batch_size > largest).then_some(largest)
 }
 
 #[cfg(test)]
@@ -292,6 +304,19 @@ mod tests {
         assert_eq!(ends(16, 5, 4, 2), 16 + 3 + 4 * 5);
         assert_eq!(ends(17, 5, 8, 2), 17 + 1 + 4 * 5);
         assert_eq!(ends(17, 5, 8, 8), 17 + 1 + 4 * 2);
+    }
+
+    #[test]
+    fn micro_batches_that_are_never_full_are_found() {
+        let batch = |micro_batch_size, data_parallel_size| BatchPlan {
+            micro_batch_size,
+            data_parallel_size,
+            ..batches(4, &[]).at(0)
+        };
+        assert_eq!(oversized(batch(61, 1), 60), Some(60));
+        assert_eq!(oversized(batch(60, 1), 60), None);
+        assert_eq!(oversized(batch(60, 2), 61), Some(31));
+        assert_eq!(oversized(batch(31, 2), 61), None);
     }
 
     #[test]

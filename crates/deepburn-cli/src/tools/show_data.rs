@@ -24,13 +24,18 @@ use deepburn_datasets::{
     Collate, IGNORE_INDEX, MicroBatch, PairRows, RowDocuments, SampleRows, SampleStatistics,
     Tokenizer,
 };
+use deepburn_models::decoder::AnyDecoder;
 use deepburn_models::{Architecture, LanguageModelConfig};
+use serde_json::Value;
 
 use crate::console::printable;
 use crate::data::chat::{ChatCorpus, SampleLimits};
-use crate::data::job_tokenizer::JobTokenizer;
+use crate::data::companions::own_generation_config;
+use crate::data::job_tokenizer::{JobTokenizer, VocabularyOrigin};
 use crate::data::places::Places;
 use crate::data::preference::PreferenceCorpus;
+use crate::data::turn_ends::{end_tokens, replaces_tokens, warn_of_other_ends};
+use crate::data::vocabulary::with_special_tokens;
 use crate::failure::Failure;
 use crate::job::known_model::KnownModel;
 use crate::job::saved_model::read_model;
@@ -72,18 +77,22 @@ pub(crate) fn show_data(arguments: &ShowDataArguments) -> Result<String, Failure
     };
     let places = Places::default();
     let pretrained = places.pretrained(&job)?;
-    let tokenizer = JobTokenizer::of(&job, &places, pretrained.as_deref())?.tokenizer;
+    let JobTokenizer { tokenizer, vocabulary } =
+        JobTokenizer::of(&job, &places, pretrained.as_deref())?;
     let tokenizer = tokenizer.ok_or_else(|| {
         Failure::mistake("data.tokenizer: is missing; give it, or model.pretrained")
     })?;
     // The model is not built, so its limits come from its configuration.
-    let limits = limits(&job, pretrained.as_deref(), tokenizer.vocab_size())?;
+    let model = language_model(pretrained.as_deref())?;
+    let limits = limits(&job, model.as_ref(), tokenizer.vocab_size());
+    let ends = ends(&job, model, pretrained.as_deref(), &tokenizer, vocabulary)?;
     // A run prints the day on which it started, also when it resumes.
     let day = day_of_latest(&job.training.output_dir).unwrap_or_else(Day::today);
     let is_terminal = std::io::stdout().is_terminal();
     let marks = if is_terminal { TokenMarks::COLORS } else { TokenMarks::BRACKETS };
     if matches!(job.data.kind, DataKind::Preference(_)) {
         let corpus = PreferenceCorpus::open(&job, chat, &places, tokenizer, limits, day)?;
+        warn_of_other_ends(&job, corpus.train.pairs.samples(), &corpus.tokenizer, &ends)?;
         let count = arguments.rows.min(corpus.train.pairs.len());
         let printer = TokenPrinter { tokenizer: &corpus.tokenizer, marks };
         let shown = (0..count).map(|number| printer.pair(&corpus.train.pairs, number));
@@ -92,6 +101,7 @@ pub(crate) fn show_data(arguments: &ShowDataArguments) -> Result<String, Failure
         return Ok(parts.join("\n\n"));
     }
     let corpus = ChatCorpus::open(&job, chat, &places, tokenizer, limits, day)?;
+    warn_of_other_ends(&job, corpus.train.samples(), &corpus.tokenizer, &ends)?;
     let count = arguments.rows.min(corpus.train.len());
     let printer = TokenPrinter { tokenizer: &corpus.tokenizer, marks };
     let shown = (0..count).map(|row| printer.sequence(&corpus.train, row));
@@ -104,34 +114,62 @@ pub(crate) fn show_data(arguments: &ShowDataArguments) -> Result<String, Failure
     Ok(parts.join("\n\n"))
 }
 
-/// Returns the number of tokens of the model's vocabulary, and the length of its longest sequence.
-/// A new model has the vocabulary of the tokenizer, and its default length counts only if the job
-/// sets it.
+/// Returns the configuration of the pretrained model; `None` for a new model.
 ///
 /// # Errors
 /// Returns a user's mistake if the pretrained model is not a language model.
-fn limits(
+fn language_model(pretrained: Option<&Path>) -> Result<Option<AnyDecoder>, Failure> {
+    match pretrained.map(|folder| read_model(Some(folder))).transpose()? {
+        None => Ok(None),
+        Some(KnownModel::LanguageModel(model)) => Ok(Some(model)),
+        Some(KnownModel::Classifier(_)) => Err(Failure::mistake(
+            "model.pretrained: is a classifier, and data of kind \"chat\" trains language models",
+        )),
+    }
+}
+
+/// Returns the tokens that end a text of the trained model, as far as they are known without
+/// building it.
+///
+/// # Errors
+/// Returns a user's mistake if a file of the model is malformed, or if an id is out of range.
+fn ends(
     job: &Job,
+    model: Option<AnyDecoder>,
     pretrained: Option<&Path>,
-    vocab_size: usize,
-) -> Result<SampleLimits, Failure> {
-    let known = match pretrained.map(|folder| read_model(Some(folder))).transpose()? {
-        None => [vocab_size, usize::MAX],
-        Some(KnownModel::LanguageModel(model)) => [model.limits().vocab_size, model.max_len()],
-        Some(KnownModel::Classifier(_)) => {
-            return Err(Failure::mistake(
-                "model.pretrained: is a classifier, and data of kind \"chat\" trains language models",
-            ));
-        }
-    };
+    tokenizer: &Tokenizer,
+    vocabulary: VocabularyOrigin,
+) -> Result<Vec<u32>, Failure> {
+    // An id, or a list of them, takes precedence.
+    if let Some(own) = job.model.config.get("eos_token_id") {
+        let ids = own.as_array().map_or(std::slice::from_ref(own), Vec::as_slice);
+        let ids = ids.iter().filter_map(Value::as_u64);
+        return Ok(ids.filter_map(|id| u32::try_from(id).ok()).collect());
+    }
+    // A new model has the end of text of its tokenizer.
+    let Some(model) = model else { return Ok(tokenizer.end_of_text().into_iter().collect()) };
+    let generation_config = own_generation_config(pretrained)?;
+    let own = end_tokens(&model, generation_config.as_ref()).map_err(Failure::mistake)?;
+    let is_replaced = replaces_tokens(&own, job, Some(tokenizer), vocabulary);
+    let kept = generation_config.filter(|_| !is_replaced);
+    let model = with_special_tokens(model, job, Some(tokenizer), vocabulary, &["eos_token_id"])?;
+    end_tokens(&model, kept.as_ref()).map_err(Failure::mistake)
+}
+
+/// Returns the number of tokens of the model's vocabulary, and the length of its longest sequence.
+/// A new model has the vocabulary of the tokenizer, and its default length counts only if the job
+/// sets it.
+fn limits(job: &Job, model: Option<&AnyDecoder>, vocab_size: usize) -> SampleLimits {
+    let known = model
+        .map_or([vocab_size, usize::MAX], |model| [model.limits().vocab_size, model.max_len()]);
     let given = |names: &[&str], known: usize| {
         let fields = names.iter().filter_map(|name| job.model.config.get(*name)?.as_u64());
         fields.filter_map(|value| usize::try_from(value).ok()).next().unwrap_or(known)
     };
-    Ok(SampleLimits {
+    SampleLimits {
         vocab_size: given(&["vocab_size"], known[0]),
         max_len: given(&["max_position_embeddings", "n_positions"], known[1]),
-    })
+    }
 }
 
 /// What encloses trained and other tokens.

@@ -247,6 +247,29 @@ fn the_template_of_the_job_is_saved_and_shown() {
     assert!(!answer.contains("Hello"), "{answer}");
 }
 
+/// The template ends turns with `<|im_end|>`, which is the end token of the model, too.
+#[test]
+fn ends_of_turns_that_do_not_end_a_text_are_named() {
+    let Some(golden) = golden("llm") else { return };
+    let job = job_on_answers(&golden).with("training.max_steps", 1);
+    fs::write(job.folder().join("job.json"), job.json().to_string()).unwrap();
+    let shown = |more: &[&str]| {
+        let show = ["show-data", "--config", "job.json", "--rows", "1"];
+        deepburn(job.folder(), &[&show[..], more].concat()).succeeded().stderr
+    };
+    let warning = "learned text ends with \"<|im_end|>\", which does not end a text of the model";
+    assert!(!shown(&[]).contains(warning));
+    let said = shown(&["--set", "data.eos_token=<|endoftext|>"]);
+    assert!(
+        said.contains(warning) && said.contains("set data.eos_token to \"<|im_end|>\""),
+        "{said}"
+    );
+    assert!(shown(&["--set", "model.config.eos_token_id=377"]).contains(warning));
+    let said = job.with("model.config.eos_token_id", json!([377])).run().succeeded().stderr;
+    let remedy = "(only \"<|endoftext|>\"): generation would continue after an answer; add 379 to model.config.eos_token_id";
+    assert!(said.contains(warning) && said.contains(remedy), "{said}");
+}
+
 #[test]
 fn variables_of_templates_beside_texts_are_named() {
     let Some(golden) = golden("llm") else { return };
@@ -273,7 +296,11 @@ fn rows_and_settings_that_cannot_be_trained_are_refused() {
         (r#"{"messages": []}"#.to_owned(), "line 1"),
         (format!(r#"{{"messages": [{user}]}}"#), "no message of the assistant"),
         (r#"{"messages": [{"role": "user", "content": 1}]}"#.to_owned(), "content"),
-        (r#"{"other": "a"}"#.to_owned(), "of no known format"),
+        (r#"{"other": "a"}"#.to_owned(), "the columns `other` are of no known format"),
+        (
+            r#"{"messages": [{"role": "user", "role": "assistant"}]}"#.to_owned(),
+            "two fields `role`",
+        ),
         (r#"{"messages": "#.to_owned(), "line 1"),
         (r#"{"messages": null}"#.to_owned(), "`messages` is null"),
         (String::new(), "one row of data"),

@@ -138,6 +138,17 @@ fn the_first_step_starts_at_the_reference() {
 }
 
 #[test]
+fn settings_of_an_adapter_without_an_effect_are_named() {
+    let Some(golden) = golden("llm") else { return };
+    let lora = json!({ "r": 4, "lora_dropout": 0.5, "loftq_config": { "loftq_bits": 4 } });
+    let job = job_on_pairs(&golden).with("model.lora", lora).with("training.max_steps", 1);
+    let said = job.run().succeeded().stderr;
+    for name in ["lora_dropout", "loftq_config"] {
+        assert!(said.contains(&format!("model.lora.{name} has no effect: ")), "{said}");
+    }
+}
+
+#[test]
 fn stages_agree_to_the_bit_with_a_rank_without_pairs() {
     let Some(golden) = golden("llm") else { return };
     // Twelve pairs on five ranks: in the last step of an epoch, some ranks have none. Each row of a
@@ -172,7 +183,10 @@ fn a_run_that_resumes_has_the_same_reference() {
     // A reference with other weights.
     let parts = job_on_pairs(&golden).with("training.max_steps", 2);
     parts.run().succeeded();
-    let other = json!(parts.folder().join("output/model"));
+    // A run must not replace its base, so it is moved.
+    let other = parts.folder().join("other");
+    fs::rename(parts.folder().join("output/model"), &other).unwrap();
+    let other = json!(other);
     let parts = parts.with("training.max_steps", 4).with("model.pretrained", other);
     resume(&parts, &[]).failed(2, &["--resume", "another reference"]);
     // Other ranks, and a stage that shards the reference.

@@ -59,8 +59,12 @@ pub(crate) fn warn_of_other_ends(
     let special: Vec<u32> = added.map(|token| token.id).collect();
     for sample in inspected(samples) {
         let sample = sample.map_err(Failure::mistake)?;
-        let Some(last) = other_end(&sample, &special, ends) else { continue };
         let text = |id: u32| tokenizer.decode(&[id], false).map_err(Failure::mistake);
+        let Some((last, rest)) = other_end(&sample, &special, ends) else { continue };
+        // Before other text, it begins a turn that has no end token.
+        if !tokenizer.decode(&rest, false).map_err(Failure::mistake)?.trim().is_empty() {
+            continue;
+        }
         let known = ends.iter().map(|id| Ok(format!("{:?}", text(*id)?)));
         let known = known.collect::<Result<Vec<_>, Failure>>()?.join(", ");
         let last_text = text(last)?;
@@ -83,20 +87,16 @@ pub(crate) fn warn_of_other_ends(
     Ok(())
 }
 
-/// Returns the last token among `special` that the sample trains; `None` if it trains a token of
-/// `ends`.
-fn other_end(sample: &Sample, special: &[u32], ends: &[u32]) -> Option<u32> {
+/// Returns the last token among `special` that the sample trains, and the trained tokens after it;
+/// `None` if it trains a token of `ends`.
+fn other_end(sample: &Sample, special: &[u32], ends: &[u32]) -> Option<(u32, Vec<u32>)> {
     let trained = sample.ids.iter().zip(&sample.trained).filter(|(_, trained)| **trained);
-    let mut last = None;
-    for (id, _) in trained {
-        if ends.contains(id) {
-            return None;
-        }
-        if special.contains(id) {
-            last = Some(*id);
-        }
+    let trained: Vec<u32> = trained.map(|(id, _)| *id).collect();
+    if trained.iter().any(|id| ends.contains(id)) {
+        return None;
     }
-    last
+    let last = trained.iter().rposition(|id| special.contains(id))?;
+    Some((trained[last], trained[last + 1..].to_vec()))
 }
 
 #[cfg(test)]
@@ -110,10 +110,10 @@ mod tests {
             trained: (0..ids.len()).map(|at| at >= first).collect(),
         };
         let found = |sample| other_end(&sample, &[7, 8, 9], &[9]);
-        assert_eq!(found(sample(&[7, 1, 8, 2], 0)), Some(8));
+        assert_eq!(found(sample(&[7, 1, 8, 2], 0)), Some((8, vec![2])));
         // With an end of the text, and with an end that is not learned.
         assert_eq!(found(sample(&[7, 1, 8, 9], 0)), None);
-        assert_eq!(found(sample(&[9, 7, 1, 2], 1)), Some(7));
+        assert_eq!(found(sample(&[9, 7, 1, 2], 1)), Some((7, vec![1, 2])));
         // No special token is learned.
         assert_eq!(found(sample(&[7, 1, 2], 1)), None);
     }

@@ -265,6 +265,12 @@ fn ends_of_turns_that_do_not_end_a_text_are_named() {
         "{said}"
     );
     assert!(shown(&["--set", "model.config.eos_token_id=377"]).contains(warning));
+    // A special token that begins a turn does not end it.
+    let open = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}\n{% endfor %}";
+    let open = format!("data.chat_template={open}");
+    let begins =
+        ["--set", "data.eos_token=<|endoftext|>", "--set", "data.assistant_only_loss=false"];
+    assert!(!shown(&[&begins[..], &["--set", &open]].concat()).contains("learned text ends with"));
     let said = job.with("model.config.eos_token_id", json!([377])).run().succeeded().stderr;
     let remedy = "(only \"<|endoftext|>\"): generation would continue after an answer; add 379 to model.config.eos_token_id";
     assert!(said.contains(warning) && said.contains(remedy), "{said}");

@@ -52,14 +52,22 @@ impl<'a> Variants<'a> {
         Self { suite, found: vec![], missing: vec![] }
     }
 
-    /// Adds a program of DeepBurn, or a peer without a script.
-    pub(crate) fn add(
+    /// Adds a run of DeepBurn's programs.
+    pub(crate) fn own(
         &mut self,
         name: impl Into<String>,
-        is_peer: bool,
         run: impl Fn() -> Outcome<Observations> + 'a,
     ) {
-        self.found.push(Variant { name: name.into(), is_peer, run: Box::new(run) });
+        self.found.push(Variant { name: name.into(), is_peer: false, run: Box::new(run) });
+    }
+
+    /// Adds a run of another program, which DeepBurn's are compared with.
+    pub(crate) fn compared(
+        &mut self,
+        name: impl Into<String>,
+        run: impl Fn() -> Outcome<Observations> + 'a,
+    ) {
+        self.found.push(Variant { name: name.into(), is_peer: true, run: Box::new(run) });
     }
 
     /// Adds the training of a job, of which the first `uncounted` steps are not counted. If its
@@ -71,9 +79,7 @@ impl<'a> Variants<'a> {
                 // Build the program before the rounds, which are timed. If the build fails, the
                 // first run returns the error.
                 let _ = suite.build(job.features);
-                self.add(name, false, move || {
-                    suite.train(&job, suite.output()?, &[])?.observe(uncounted)
-                });
+                self.own(name, move || suite.train(&job, suite.output()?, &[])?.observe(uncounted));
             }
             Err(lacks) => self.lacks(&name, &lacks),
         }
@@ -88,7 +94,7 @@ impl<'a> Variants<'a> {
     ) {
         let name = name.into();
         match self.suite.peers_with(script.packages) {
-            Ok(peers) => self.add(name, true, move || run(peers)),
+            Ok(peers) => self.compared(name, move || run(peers)),
             Err(lacks) => self.lacks(&name, &lacks),
         }
     }

@@ -50,7 +50,7 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
         let job = BenchJob::new(&workload, &tokens, STEPS).stage(3);
         let job = job.set("deepspeed.activation_checkpointing", section.clone());
         let loss = &loss;
-        variants.add(*name, false, move || same_loss(suite, &job, loss));
+        variants.own(*name, move || same_loss(suite, &job, loss));
     }
     let columns = [Quantity::Step, Quantity::Activations, Quantity::Peak, Quantity::Disk];
     let mut table = variants.measure(results, &workload.title(1), 2, &columns);

@@ -75,27 +75,26 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     let round = RefCell::new(CheckpointRound::default());
     let saves = STEPS / 2;
     let mut variants = Variants::new(suite);
-    variants.add("no checkpoints", false, || {
+    variants.own("no checkpoints", || {
         let trained = suite.train(&plain, suite.output()?, &[])?;
         let seconds = after_first_step(&trained)?;
         *round.borrow_mut() = CheckpointRound { seconds: Some(seconds), saved: None };
         Ok(Observations::of(Quantity::Program, seconds))
     });
-    variants.add("save", false, || {
+    variants.own("save", || {
         let trained = suite.train(&saving, suite.output()?, &[])?;
         let found = longer(&trained, round.borrow().seconds, saves)?;
         round.borrow_mut().saved = Some(trained);
         Ok(found)
     });
-    variants.add("dd conv=fsync", true, || copy(suite, round.borrow().saved()?));
-    variants.add("asynchronous save", false, || {
+    variants.compared("dd conv=fsync", || copy(suite, round.borrow().saved()?));
+    variants.own("asynchronous save", || {
         longer(&suite.train(&beside, suite.output()?, &[])?, round.borrow().seconds, saves)
     });
-    variants.add("export by `deepburn consolidate`", false, || {
-        consolidate(suite, round.borrow().saved()?)
-    });
+    variants
+        .own("export by `deepburn consolidate`", || consolidate(suite, round.borrow().saved()?));
     // Taken out of the round, because the resumed run writes to this folder.
-    variants.add("resume", false, || resume(suite, &saving, round.borrow_mut().saved.take()));
+    variants.own("resume", || resume(suite, &saving, round.borrow_mut().saved.take()));
     let columns = [Quantity::Save, Quantity::Startup, Quantity::Program];
     let mut table = variants.measure(results, &workload.title(RANKS), 3, &columns);
     table.compare(Quantity::Save, "save", "dd conv=fsync", None);

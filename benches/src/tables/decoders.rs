@@ -147,7 +147,7 @@ fn training(
 /// Measures the generation of text.
 fn generation(suite: &Suite, results: &mut Results, workload: &Workload, folder: &Path) -> Table {
     let mut variants = Variants::new(suite);
-    variants.add("flex", false, || Ok(observed(&generate(suite, folder, TOKENS, &[])?)));
+    variants.own("flex", || Ok(observed(&generate(suite, folder, TOKENS, &[])?)));
     variants.peer("PyTorch eager", Script::DECODER, |peers| {
         let (folder, tokens) = (folder.display().to_string(), TOKENS.to_string());
         let arguments = ["--folder", &folder, "--generate", &tokens];

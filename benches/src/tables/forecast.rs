@@ -87,7 +87,7 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
         let (job, (name, ranks, _, stage, _)) = (job(case, &text, &passages, width), case);
         let plural = if *ranks == 1 { "" } else { "s" };
         let name = format!("{name}, stage {stage}, {ranks} rank{plural}");
-        variants.add(name, false, move || compare(&suite.train(&job, suite.output()?, &[])?));
+        variants.own(name, move || compare(&suite.train(&job, suite.output()?, &[])?));
     }
     let columns = [
         Quantity::ActivationsForecast,

@@ -43,9 +43,9 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     let folder = folder.as_path();
     let mut variants = Variants::new(suite);
     // Without an option, the weights stay as they are in the folder.
-    variants.add("f32", false, || speed(suite, folder, &[]));
+    variants.own("f32", || speed(suite, folder, &[]));
     for held in TYPES {
-        variants.add(held, false, move || speed(suite, folder, &["--quantize", held]));
+        variants.own(held, move || speed(suite, folder, &["--quantize", held]));
     }
     for file_type in TYPES {
         let name = format!("llama.cpp, {file_type}");

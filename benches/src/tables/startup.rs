@@ -35,7 +35,7 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
         ("stage 3, 8 ranks", 8, 3),
     ] {
         let job = BenchJob::new(&workload, &tokens, 1).ranks(ranks).stage(stage);
-        variants.add(name, false, move || suite.train(&job, suite.output()?, &[])?.startup(0));
+        variants.own(name, move || suite.train(&job, suite.output()?, &[])?.startup(0));
     }
     let peers: [(_, _, _, &[&str]); 3] = [
         ("PyTorch eager, 1 rank", Script::EAGER, None, &[]),

@@ -1,10 +1,11 @@
-//! Self-attention in blocks of query rows.
+//! Self-attention in blocks of query rows and keys, as in FlashAttention (Dao et al. 2022).
 //!
-//! Each head of each sequence is one task, so there are `batch * heads` tasks, and each task runs
-//! on one thread. In the backward pass, the heads that share keys and values form one task. Within
-//! a head, only the scores of [`QUERY_BLOCK`] queries exist at a time. This follows FlashAttention
-//! (Dao et al. 2022), but the keys are not divided into blocks, because a CPU cache holds complete
-//! rows of scores.
+//! In the forward pass, a task is a block of [`QUERY_BLOCK`] queries of a head, and runs on one
+//! thread. The scores of a block exist for [`KEY_BLOCK`] keys at a time. Each block of keys has its
+//! own softmax, and `score_rows::merge_rows` combines the results.
+//!
+//! In the backward pass, a task is a few blocks of queries of a head (`backward`), so that a single
+//! long sequence with few heads uses all threads too.
 //!
 //! ```text
 //! projected, a row per position, positions of a sequence below each other
@@ -29,16 +30,17 @@
 //!
 //! # Memory
 //!
-//! In the forward pass, a thread holds `128 * positions` f32 scores. In the backward pass, it holds
-//! twice this number (three times with a soft cap), and the gradient sums for keys and values,
-//! `2 * positions * width` f32. All of this memory is freed when the head is finished. Between the
-//! passes only the output and a number per row and head are saved. Memory therefore grows in
-//! proportion to the length of a sequence.
+//! A thread holds up to `128 * 2048` f32 scores in the forward pass, and twice this number in the
+//! backward pass (three times with a soft cap), with the gradient sums of `backward`. All of this
+//! memory is freed when the task is finished. Between the passes only the output and a number per
+//! row and head are saved. Memory therefore grows in proportion to the length of a sequence.
 //!
 //! Keys that no query of a block attends to are not read, so the work of a causal mask is about
 //! half of all pairs, and the work of a window or of documents grows in proportion to the length
 //! too.
 
+mod backward;
+mod row_sums;
 mod score_rows;
 
 use std::ops::Range;
@@ -51,8 +53,8 @@ use deepburn_kernels::gemm::{Arithmetic, Matrix, MatrixMut, Product, Threads};
 use rayon::prelude::*;
 
 use super::array::{
-    OutputArray, arithmetic, contiguous, elements, from_values, is_supported, read, unwritten,
-    widen, written,
+    OutputArray, arithmetic, contiguous, elements, from_values, is_supported, unwritten, widen,
+    written,
 };
 use super::cache;
 use crate::attention::dimensions::QUERY_BLOCK;
@@ -60,10 +62,13 @@ use crate::attention::{
     AttentionDropout, AttentionMask, AttentionOps, AttentionOutput, AttentionSaved, SelfAttention,
 };
 use crate::portable;
-use score_rows::{
-    cap_scores, cap_with_slopes, drop_row, row_product, scale_by_slopes, score_gradient,
-    softmax_rows, weighted_rows,
-};
+use backward::Given;
+use score_rows::{cap_scores, drop_row, merge_rows, softmax_rows};
+
+/// The number of keys whose scores exist at the same time. They take 1 MiB in f32, about the size
+/// of a second-level cache. Blocks of 1024 to 4096 keys are equally fast over 16,384 positions, and
+/// complete rows are slower.
+const KEY_BLOCK: usize = 2048;
 
 /// The columns of the projected matrix.
 #[derive(Clone, Copy)]
@@ -120,12 +125,15 @@ impl AttentionDims {
         self.heads * self.width
     }
 
-    /// Returns the blocks of query positions, each of [`QUERY_BLOCK`] positions except for the
-    /// last.
-    fn blocks(self) -> impl DoubleEndedIterator<Item = Range<usize>> {
-        let positions = self.positions;
-        (0..positions.div_ceil(QUERY_BLOCK))
-            .map(move |block| block * QUERY_BLOCK..positions.min((block + 1) * QUERY_BLOCK))
+    /// Returns the number of blocks of [`QUERY_BLOCK`] query positions, of which the last may have
+    /// fewer.
+    fn blocks(self) -> usize {
+        self.positions.div_ceil(QUERY_BLOCK)
+    }
+
+    /// Returns the query positions of a block.
+    fn block(self, block: usize) -> Range<usize> {
+        block * QUERY_BLOCK..self.positions.min((block + 1) * QUERY_BLOCK)
     }
 
     /// Returns the offset of the first element of the rows `rows` of a head in the result. `head`
@@ -170,6 +178,15 @@ impl AttentionDims {
     }
 }
 
+/// Divides keys into blocks of [`KEY_BLOCK`], of which the last may have fewer.
+fn key_blocks(keys: Range<usize>) -> impl DoubleEndedIterator<Item = Range<usize>> {
+    let count = keys.len().div_ceil(KEY_BLOCK);
+    (0..count).map(move |block| {
+        let start = keys.start + block * KEY_BLOCK;
+        start..keys.end.min(start + KEY_BLOCK)
+    })
+}
+
 /// The inputs of both passes.
 struct Inputs<'a> {
     dims: AttentionDims,
@@ -197,12 +214,13 @@ impl Inputs<'_> {
         self.mask.keys(head / self.dims.heads, rows, self.dims.positions)
     }
 
-    /// Returns the keys that each of the queries `rows` attends to, counted from the start of
-    /// `keys`.
+    /// Returns the keys within `keys` that each of the queries `rows` attends to, counted from the
+    /// start of `keys`. A query may attend to none of them.
     fn seen(&self, head: usize, rows: &Range<usize>, keys: &Range<usize>) -> Vec<Range<usize>> {
         let AttentionDims { heads, positions, .. } = self.dims;
         let seen = rows.clone().map(|row| self.mask.seen(head / heads, row, positions));
-        seen.map(|seen| seen.start - keys.start..seen.end - keys.start).collect()
+        let counted = |key: usize| key.clamp(keys.start, keys.end) - keys.start;
+        seen.map(|seen| counted(seen.start)..counted(seen.end)).collect()
     }
 
     /// Applies dropout to the weights of the queries `rows` of a head, or to the gradients with
@@ -226,251 +244,94 @@ impl Inputs<'_> {
         self.product(queries, keys.transposed()).scaled(self.dims.scale).write_to(out);
     }
 
-    /// Computes one head: writes its columns of `output` and its row of `log_sums`.
-    fn forward_head(&self, head: usize, output: OutputArray, log_sums: &mut [f32]) {
-        let dims = self.dims;
-        // Enough for the block that sees the most keys.
-        let mut scratch = unwritten(QUERY_BLOCK.min(dims.positions) * dims.positions);
-        for rows in dims.blocks() {
-            let seen = self.keys(head, &rows);
-            let keys = seen.len();
-            let weights = &mut scratch[..rows.len() * keys];
-            self.scores(weights, head, &rows, &seen);
-            if let Some(cap) = self.soft_cap {
-                cap_scores(weights, cap);
-            }
-            let visible = self.seen(head, &rows, &seen);
-            softmax_rows(weights, keys, &visible, &mut log_sums[rows.clone()]);
-            // After the log-sums, from which the backward pass recomputes the weights before
-            // dropout.
-            self.drop(weights, head, &rows, &seen);
-            let values = dims.projected(self.projected, head, &seen, AttentionOperand::Values);
-            let out = output.at(dims.place(head, &rows));
+    /// Computes the queries `rows` of a head: writes their part of `output` and of `log_sums`.
+    fn forward_block(
+        &self,
+        head: usize,
+        rows: &Range<usize>,
+        output: OutputArray,
+        log_sums: &mut [f32],
+        scratch: &mut ForwardScratch,
+    ) {
+        let AttentionDims { width, .. } = self.dims;
+        let keys = self.keys(head, rows);
+        if keys.len() <= KEY_BLOCK {
+            let out = output.at(self.dims.place(head, rows));
             // SAFETY: no other thread accesses these rows of this head's columns.
-            let out = unsafe { MatrixMut::from_pointer(out, rows.len(), dims.width, dims.row()) };
-            self.product(Matrix::new(&weights[..], rows.len(), keys, keys), values).write_to(out);
+            let out = unsafe { MatrixMut::from_pointer(out, rows.len(), width, self.dims.row()) };
+            self.forward_keys(head, rows, &keys, out, log_sums, &mut scratch.scores);
+            return;
+        }
+        let ForwardScratch { scores, total, part, room } = scratch;
+        let [total, part] = [total, part].map(|sums| at_least(sums, rows.len() * width));
+        let mut part_log_sums = [0.0; QUERY_BLOCK];
+        let part_log_sums = &mut part_log_sums[..rows.len()];
+        for (number, keys) in key_blocks(keys).enumerate() {
+            let is_first = number == 0;
+            let (out, sums) = match is_first {
+                true => (&mut *total, &mut *log_sums),
+                false => (&mut *part, &mut *part_log_sums),
+            };
+            let out = MatrixMut::new(out, rows.len(), width, width);
+            self.forward_keys(head, rows, &keys, out, sums, scores);
+            if !is_first {
+                merge_rows(total, log_sums, part, part_log_sums, width.max(1));
+            }
+        }
+        for (row, total) in rows.clone().zip(total.chunks_exact(width.max(1))) {
+            let start = self.dims.place(head, &(row..row + 1));
+            // SAFETY: as above.
+            unsafe { output.write(start..start + width, room, |row| row.copy_from_slice(total)) };
         }
     }
 
-    /// Computes the gradients of the heads that share the keys and values number `shared`, an index
-    /// over all sequences: writes their columns of queries, keys and values in `gradient`.
-    fn backward_group(&self, shared: usize, given: &Given<'_>, gradient: OutputArray) {
-        let group = self.dims.group();
-        let mut scratch = BackwardScratch::new(self.dims, self.soft_cap);
-        // One after the other, so that the sums of keys and values have a fixed order.
-        for head in shared * group..(shared + 1) * group {
-            self.backward_head(head, given, gradient, &mut scratch);
-        }
-        scratch.store(self.dims, shared * group, gradient);
-    }
-
-    /// Recomputes the weights of the queries `rows`, before dropout, and the slopes of a soft cap.
-    /// Returns the keys that each query attends to.
-    fn recompute_weights(
+    /// Computes the attention of the queries `rows` to `keys` alone: its output and the log-sum-exp
+    /// of each row, which is minus infinity for a query that attends to none of the keys.
+    fn forward_keys(
         &self,
         head: usize,
         rows: &Range<usize>,
         keys: &Range<usize>,
-        given: &Given<'_>,
-        scratch: &mut BackwardScratch,
-    ) -> Vec<Range<usize>> {
-        let len = rows.len() * keys.len();
-        let weights = &mut scratch.weights[..len];
+        out: MatrixMut<'_>,
+        log_sums: &mut [f32],
+        scores: &mut Vec<f32>,
+    ) {
+        let weights = at_least(scores, rows.len() * keys.len());
         self.scores(weights, head, rows, keys);
         if let Some(cap) = self.soft_cap {
-            cap_with_slopes(weights, cap, &mut scratch.slopes[..len]);
+            cap_scores(weights, cap);
         }
-        let log_sums = &given.log_sums[head * self.dims.positions..][rows.clone()];
         let visible = self.seen(head, rows, keys);
-        weighted_rows(weights, keys.len(), &visible, log_sums);
-        visible
-    }
-
-    /// Computes the gradients of one head: writes its columns of queries in `gradient`, and adds to
-    /// the gradients of its keys and values.
-    ///
-    /// For each block of queries, scores and weights are recomputed. With the weights after
-    /// dropout, `q = p m`, and the gradient `dy` of the output:
-    ///
-    /// ```text
-    /// dv += q^T dy                    [keys, width]
-    /// dp  = m (dy v^T)                [block, keys]
-    /// ds  = p (dp - c)                c = sum(dy y) for each row; times the slope of a soft cap
-    /// dq  = scale ds k                [block, width], written once
-    /// dk += scale ds^T q              [keys, width]
-    /// ```
-    ///
-    /// The blocks are processed from the last to the first, so the order of summation is fixed.
-    fn backward_head(
-        &self,
-        head: usize,
-        given: &Given<'_>,
-        gradient: OutputArray,
-        scratch: &mut BackwardScratch,
-    ) {
-        let dims = self.dims;
-        for rows in dims.blocks().rev() {
-            let seen = self.keys(head, &rows);
-            let keys = seen.len();
-            let visible = self.recompute_weights(head, &rows, &seen, given, scratch);
-            let BackwardScratch {
-                weights,
-                scores_grad,
-                slopes,
-                corrections,
-                keys_grad,
-                values_grad,
-            } = &mut *scratch;
-            let weights = &mut weights[..rows.len() * keys];
-            let scores_grad = &mut scores_grad[..rows.len() * keys];
-            let grad = dims.merged(given.grad, head, &rows);
-            let values = dims.projected(self.projected, head, &seen, AttentionOperand::Values);
-            // The gradient with respect to the weights, `dp`, then with respect to the scores,
-            // `ds`.
-            let out = MatrixMut::new(scores_grad, rows.len(), keys, keys);
-            self.product(grad, values.transposed()).write_to(out);
-            self.drop(scores_grad, head, &rows, &seen);
-            let corrections = &mut corrections[..rows.len()];
-            given.row_products(dims, head, &rows, corrections);
-            score_gradient(scores_grad, weights, keys, corrections);
-            if self.soft_cap.is_some() {
-                scale_by_slopes(scores_grad, slopes, keys, &visible);
-            }
-
-            // `score_gradient` needed the weights before dropout. The gradient of the values needs
-            // them after it, `q`.
-            self.drop(weights, head, &rows, &seen);
-            let matrix = |values| Matrix::new(values, rows.len(), keys, keys);
-            let [weights, scores_grad] = [&weights[..], &scores_grad[..]].map(matrix);
-            let [queries, key_rows] =
-                [(&rows, AttentionOperand::Queries), (&seen, AttentionOperand::Keys)]
-                    .map(|(rows, operand)| dims.projected(self.projected, head, rows, operand));
-            let queries_grad = gradient.at(dims.place_in(AttentionOperand::Queries, head, &rows));
-            let (width, row) = (dims.width, dims.projected_row());
-            // SAFETY: no other thread accesses these rows of this head's columns.
-            let out = unsafe { MatrixMut::from_pointer(queries_grad, rows.len(), width, row) };
-            self.product(scores_grad, key_rows).scaled(dims.scale).write_to(out);
-            for (sum, product) in [
-                (values_grad, self.product(weights.transposed(), grad)),
-                (keys_grad, self.product(scores_grad.transposed(), queries).scaled(dims.scale)),
-            ] {
-                sum.add(&seen, width, product);
-            }
-        }
+        softmax_rows(weights, keys.len(), &visible, log_sums);
+        // After the log-sums, from which the backward pass recomputes the weights before dropout.
+        self.drop(weights, head, rows, keys);
+        let weights = Matrix::new(&weights[..], rows.len(), keys.len(), keys.len());
+        let values = self.dims.projected(self.projected, head, keys, AttentionOperand::Values);
+        self.product(weights, values).write_to(out);
     }
 }
 
-/// The memory of the backward pass of heads that share their keys and values.
-struct BackwardScratch {
+/// The memory of a thread in the forward pass, which blocks use one after the other.
+#[derive(Default)]
+struct ForwardScratch {
     /// `[block, keys]`: scores, then weights.
-    weights: Vec<f32>,
-    /// `[block, keys]`: gradients with respect to the weights, then to the scores.
-    scores_grad: Vec<f32>,
-    /// `[block, keys]`: the derivatives of the limited scores. Empty without a soft cap.
-    slopes: Vec<f32>,
-    /// `sum(dy y)` of each query of the block.
-    corrections: [f32; QUERY_BLOCK],
-    /// The gradient of the keys.
-    keys_grad: RowSums,
-    /// The gradient of the values.
-    values_grad: RowSums,
+    scores: Vec<f32>,
+    /// `[block, width]`: the output for the blocks of keys up to now.
+    total: Vec<f32>,
+    /// `[block, width]`: the output for one block of keys.
+    part: Vec<f32>,
+    /// For [`OutputArray::write`].
+    room: Vec<f32>,
 }
 
-/// `[positions, width]`: a sum over blocks of queries and over heads, in f32 for every type of the
-/// result.
-struct RowSums {
-    /// The sums of the rows in `begun`. The other rows are not initialized.
-    values: Vec<f32>,
-    /// The rows that have a sum. They are contiguous, because the blocks of queries are.
-    begun: Range<usize>,
-}
-
-impl RowSums {
-    /// Adds a product of shape `[rows, width]` to the rows `rows`.
-    ///
-    /// Under a causal mask, only the last block attends to all keys. It runs first and writes the
-    /// sums to which the others add.
-    fn add(&mut self, rows: &Range<usize>, width: usize, product: Product<'_>) {
-        let is_first = self.begun.is_empty();
-        if is_first {
-            self.begun = rows.clone();
-        } else if rows.start < self.begun.start {
-            self.values[rows.start * width..self.begun.start * width].fill(0.0);
-            self.begun.start = rows.start;
-        }
-        let values = &mut self.values[rows.start * width..rows.end * width];
-        let out = MatrixMut::new(values, rows.len(), width, width);
-        if is_first { product.write_to(out) } else { product.add_to(out) }
+/// Returns the first `len` elements of `memory`, which is replaced by a larger one if necessary.
+/// The elements are arbitrary.
+fn at_least(memory: &mut Vec<f32>, len: usize) -> &mut [f32] {
+    if memory.len() < len {
+        // Twice the old size, because the blocks of a causal mask need more and more.
+        *memory = unwritten(len.max(2 * memory.len()));
     }
-}
-
-impl BackwardScratch {
-    /// Allocates the memory without initializing it. Every block writes its scores before it reads
-    /// them.
-    fn new(dims: AttentionDims, soft_cap: Option<f32>) -> Self {
-        let scores = QUERY_BLOCK.min(dims.positions) * dims.positions;
-        let rows = dims.positions * dims.width;
-        Self {
-            weights: unwritten(scores),
-            scores_grad: unwritten(scores),
-            slopes: unwritten(soft_cap.map_or(0, |_| scores)),
-            corrections: [0.0; QUERY_BLOCK],
-            keys_grad: RowSums { values: unwritten(rows), begun: 0..0 },
-            values_grad: RowSums { values: unwritten(rows), begun: 0..0 },
-        }
-    }
-
-    /// Rounds the finished sums to the type of the gradient and writes them to this head's columns
-    /// of keys and values.
-    fn store(&self, dims: AttentionDims, head: usize, gradient: OutputArray) {
-        let mut room = Vec::new();
-        for (operand, sums) in [
-            (AttentionOperand::Keys, &self.keys_grad),
-            (AttentionOperand::Values, &self.values_grad),
-        ] {
-            // The rows of a head are apart in the gradient, so they are written one at a time.
-            for (position, sums) in sums.values.chunks_exact(dims.width.max(1)).enumerate() {
-                let start = dims.place_in(operand, head, &(position..position + 1));
-                // SAFETY: no other thread accesses this head's columns.
-                unsafe {
-                    gradient.write(start..start + dims.width, &mut room, |row| {
-                        row.copy_from_slice(sums)
-                    })
-                };
-            }
-        }
-    }
-}
-
-/// The values that the backward pass needs in addition to the inputs.
-struct Given<'a> {
-    /// The gradient of the result, `[batch * positions, heads * width]`.
-    grad: FloatSlice<'a>,
-    /// The output of the forward pass, with the same shape.
-    output: FloatSlice<'a>,
-    /// The log-sum-exp of each row of scores, `[batch * heads, positions]`.
-    log_sums: &'a [f32],
-}
-
-impl Given<'_> {
-    /// Writes the dot product of each row of the result with the same row of its gradient to
-    /// `products`. It equals the sum of `dp p` over the keys, which softmax's derivative subtracts,
-    /// and it costs `width` multiplications instead of `keys`.
-    fn row_products(
-        &self,
-        dims: AttentionDims,
-        head: usize,
-        rows: &Range<usize>,
-        products: &mut [f32],
-    ) {
-        let [mut grad_room, mut output_room] = [Vec::new(), Vec::new()];
-        for (row, product) in rows.clone().zip(products) {
-            let start = dims.place(head, &(row..row + 1));
-            let part = start..start + dims.width;
-            let grad = read(self.grad, part.clone(), &mut grad_room);
-            *product = row_product(grad, read(self.output, part, &mut output_room));
-        }
-    }
+    &mut memory[..len]
 }
 
 /// Scores, weights and sums are f32 for 16-bit inputs too, so [`SelfAttention::upcast`] has no
@@ -491,12 +352,16 @@ impl AttentionOps for Flex {
         let rows = dims.batch * dims.positions;
         let mut log_sums = unwritten(dims.batch * dims.heads * dims.positions);
         let output = written([rows, dims.row()], projected.dtype(), |output| {
-            log_sums
-                // rayon panics on a chunk size of 0. Without positions there are no chunks in
-                // either case.
-                .par_chunks_mut(dims.positions.max(1))
-                .enumerate()
-                .for_each(|(head, log_sums)| inputs.forward_head(head, output, log_sums));
+            // rayon panics on a chunk size of 0. Without positions there are no chunks in either
+            // case.
+            let heads = log_sums.par_chunks_mut(dims.positions.max(1)).enumerate();
+            let blocks = heads.flat_map(|(head, log_sums)| {
+                let blocks = log_sums.par_chunks_mut(QUERY_BLOCK).enumerate();
+                blocks.map(move |(block, log_sums)| (head, dims.block(block), log_sums))
+            });
+            blocks.for_each_init(ForwardScratch::default, |scratch, (head, rows, log_sums)| {
+                inputs.forward_block(head, &rows, output, log_sums, scratch);
+            });
         });
         let heads = [dims.batch * dims.heads, dims.positions];
         AttentionOutput { output, log_sums: from_values(log_sums, heads, DType::F32) }

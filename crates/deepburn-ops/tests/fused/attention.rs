@@ -129,6 +129,38 @@ fn sequences_of_several_blocks() {
     check(Size(1, 300, 2, 4));
 }
 
+/// The backward pass adds the sums of several parts of a head, and of heads with the same keys.
+#[test]
+fn sequences_of_several_parts() {
+    let size = Size(1, 1100, 3, 2);
+    let documents = (0..1100).map(|row| row / 450 * 450).collect();
+    for mask in [
+        AttentionMask::Causal,
+        // Parts whose keys overlap in part, and not at all with the second part after them.
+        AttentionMask::Window(100),
+        AttentionMask::Since(documents),
+        AttentionMask::Lengths([700].into()),
+    ] {
+        check_mask(size, &SelfAttention { mask, key_value_heads: 1, ..size.options() });
+    }
+}
+
+/// Scores exist for a block of keys at a time. Some queries attend to no key of the first block,
+/// and others to none of the second.
+#[test]
+fn sequences_of_several_blocks_of_keys() {
+    let size = Size(1, 2300, 2, 2);
+    let documents = (0..2300).map(|row| if row < 2200 { 0 } else { 2180 }).collect();
+    for (mask, soft_cap) in [
+        (AttentionMask::Causal, Some(1.5)),
+        (AttentionMask::Window(2100), None),
+        (AttentionMask::Since(documents), None),
+        (AttentionMask::Lengths([2200].into()), None),
+    ] {
+        check_mask(size, &SelfAttention { mask, soft_cap, key_value_heads: 1, ..size.options() });
+    }
+}
+
 /// Returns the first key of each query, if a new document starts at every fifth position, and each
 /// sequence starts with padding of another length.
 fn documents(batch: usize, positions: usize) -> AttentionMask {
@@ -300,15 +332,17 @@ fn soft_caps_of_masked_nan_are_not_read() {
 #[test]
 #[ignore = "measures times, for an idle machine"]
 fn times_of_long_sequences() {
-    for (batch, positions) in [(8, 512), (4, 1024), (2, 2048), (1, 4096)] {
+    for (batch, positions) in [(8, 512), (4, 1024), (2, 2048), (1, 4096), (1, 16384)] {
+        let tokens = batch * positions;
         for dtype in [DType::F32, DType::BF16] {
             let options = SelfAttention {
                 key_value_heads: 3,
                 scale: 0.125,
                 ..Size(batch, positions, 9, 64).options()
             };
-            let projected = Array::new([4096, 15 * 64], 1).tensor(dtype).into_primitive().tensor();
-            let grad = Array::new([4096, 9 * 64], 2).tensor(dtype).into_primitive().tensor();
+            let projected =
+                Array::new([tokens, 15 * 64], 1).tensor(dtype).into_primitive().tensor();
+            let grad = Array::new([tokens, 9 * 64], 2).tensor(dtype).into_primitive().tensor();
             let mut best = [f64::INFINITY; 2];
             for _ in 0..5 {
                 let (start, projected) = (Instant::now(), projected.clone());
@@ -337,9 +371,11 @@ fn times_of_long_sequences() {
 
 #[test]
 fn bits_do_not_depend_on_threads() {
-    let size = Size(3, 150, 2, 16);
-    let arrays = size.arrays(DType::F32);
-    same_on_all_threads(|| run(KERNELS, &arrays, &size.options(), None, DType::F32).concat());
+    for (size, key_value_heads) in [(Size(3, 150, 2, 16), 2), (Size(1, 1200, 4, 4), 2)] {
+        let options = SelfAttention { key_value_heads, ..size.options() };
+        let arrays = size.arrays_for(&options, DType::F32);
+        same_on_all_threads(|| run(KERNELS, &arrays, &options, None, DType::F32).concat());
+    }
 }
 
 proptest! {

@@ -21,8 +21,8 @@ vectorized! {
         for ((row, log_sum), visible) in rows {
             let (row, after) = row.split_at_mut(visible.end);
             let (before, seen) = row.split_at_mut(visible.start);
-            // A query sees at least one key. The exponential of the largest score is 1 after the
-            // shift, so the sum is not 0.
+            // The exponential of the largest score is 1 after the shift, so the sum is not 0. A
+            // query that sees none of the keys has a log-sum of minus infinity and no weight.
             let largest = max(seen);
             for score in seen.iter_mut() {
                 *score = exp(*score - largest);
@@ -36,6 +36,36 @@ vectorized! {
             // The product with the values runs over all keys of the block.
             before.fill(0.0);
             after.fill(0.0);
+            *log_sum = largest + sum.ln();
+        }
+    }
+}
+
+vectorized! {
+    /// Adds the attention of each query to a part of its keys, `part`, to its attention to other
+    /// keys, `total`. Both have rows of `width` elements, and both are divided by their own sum of
+    /// exponentials, whose logarithms are `part_log_sums` and `log_sums`. The result is the
+    /// attention to all of these keys, and its log-sum-exp.
+    pub(super) fn merge_rows(
+        total: &mut [f32],
+        log_sums: &mut [f32],
+        part: &[f32],
+        part_log_sums: &[f32],
+        width: usize,
+    ) {
+        let rows = total.chunks_exact_mut(width).zip(part.chunks_exact(width));
+        for ((total, part), (log_sum, part_log_sum)) in rows.zip(log_sums.iter_mut().zip(part_log_sums)) {
+            if *part_log_sum == f32::NEG_INFINITY {
+                continue;
+            }
+            // NaN in one of both makes the row NaN.
+            let largest = if *log_sum > *part_log_sum { *log_sum } else { *part_log_sum };
+            let [old, new] = [*log_sum, *part_log_sum].map(|log_sum| exp(log_sum - largest));
+            let sum = old + new;
+            let [old, new] = [old / sum, new / sum];
+            for (total, part) in total.iter_mut().zip(part) {
+                *total = *total * old + part * new;
+            }
             *log_sum = largest + sum.ln();
         }
     }

@@ -31,14 +31,23 @@ pub(crate) const PARALLEL_FROM: usize = 4 * BLOCK;
 /// instruction sets give bitwise identical results, because the compiler never fuses a
 /// multiplication with an addition.
 macro_rules! vectorized {
-    ($work:expr) => {
+    ($work:expr) => {{
+        let once = $crate::blocks::Once;
         pulp::Arch::new().dispatch(
             #[inline(always)]
-            || $work,
+            || {
+                let _moved: $crate::blocks::Once = once;
+                $work
+            },
         )
-    };
+    }};
 }
 pub(crate) use vectorized;
+
+/// A value that is neither copied nor cloned. A closure that moves it can be called only once, and
+/// is then called directly. One that can be called again is called through a function that is not
+/// always inlined, and that would be compiled for the baseline set.
+pub(crate) struct Once;
 
 /// Calls `block` with the range of each block of `len` elements; returns the results in block
 /// order.

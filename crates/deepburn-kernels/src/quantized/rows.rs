@@ -416,6 +416,32 @@ mod tests {
         }
     }
 
+    /// Prints how fast the products of a token read the matrices of a model of GPT-2's sizes.
+    #[test]
+    #[ignore = "measures times, for an idle machine"]
+    fn times_of_products() {
+        let layer = [[2304, 768], [768, 768], [3072, 768], [768, 3072]];
+        let sizes = [[[50257, 768]].as_slice(), &layer.repeat(12)].concat();
+        for format in [RowEncoding::Bf16, RowEncoding::Q8_0, RowEncoding::Q4_0] {
+            let encoded: Vec<Vec<u8>> =
+                sizes.iter().map(|size| vec![17; format.num_bytes(size[0] * size[1])]).collect();
+            let bytes: usize = encoded.iter().map(Vec::len).sum();
+            let times: Vec<_> = (0..20)
+                .map(|_| {
+                    let start = std::time::Instant::now();
+                    for (size, encoded) in sizes.iter().zip(&encoded) {
+                        let rows = EncodedRows::new(format, *size, encoded);
+                        rows.multiply(&vec![0.5; size[1]], None, &mut vec![0.0; size[0]]);
+                    }
+                    start.elapsed().as_secs_f64()
+                })
+                .collect();
+            let best = times.into_iter().fold(f64::INFINITY, f64::min);
+            let rate = bytes as f64 / best / 1e9;
+            println!("{format:?}: {:.2} ms for a token, {rate:.1} GB/s", best * 1e3);
+        }
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
         #[test]

@@ -26,7 +26,7 @@ pub(super) const BENCH: Bench = Bench {
 };
 
 /// Number of generated tokens whose time counts.
-const TOKENS: usize = 128;
+const TOKENS: usize = 256;
 /// Number of rounds without `--rounds`.
 const ROUNDS: usize = 5;
 /// The types, from the slowest to the fastest.

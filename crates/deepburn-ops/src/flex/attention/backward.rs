@@ -1,8 +1,8 @@
 //! The backward pass of attention.
 //!
 //! A task is up to [`PART_BLOCKS`] blocks of queries of a head. It writes the gradients of its
-//! queries, and sums those of its keys and values. The tasks that share keys and values are all
-//! blocks of a group of heads. Their sums are added in a binary tree. The tree follows from the
+//! queries, and sums the gradients of its keys and values. The tasks that share keys and values are
+//! all blocks of a group of heads. Their sums are added in a binary tree. The tree follows from the
 //! sizes alone, so the result has the same bits on any number of threads, and a thread holds at
 //! most one sum, `2 * keys * width` f32, for each level of the tree.
 //!
@@ -139,7 +139,7 @@ impl Inputs<'_> {
     }
 
     /// Computes the gradients of a part: writes the gradients of its queries to `gradient`, and
-    /// returns those of its keys and values.
+    /// returns the gradients of its keys and values.
     ///
     /// The blocks of queries are processed from the last to the first, and their keys too, so the
     /// order of summation is fixed.
@@ -160,9 +160,9 @@ impl Inputs<'_> {
         sums
     }
 
-    /// Computes the gradients of a block of queries: writes their own, and adds those of their keys
-    /// and values to `sums`. With the weights `p`, the weights after dropout, `q = p m`, and the
-    /// gradient `dy` of the output:
+    /// Computes the gradients of a block of queries: writes their own, and adds the gradients of
+    /// their keys and values to `sums`. With the weights `p`, the weights after dropout, `q = p m`,
+    /// and the gradient `dy` of the output:
     ///
     /// ```text
     /// dv += q^T dy                    [keys, width]
@@ -250,7 +250,8 @@ impl Inputs<'_> {
         if self.soft_cap.is_some() {
             scale_by_slopes(scores_grad, &slopes[..len], keys.len(), &visible);
         }
-        // The gradient of the scores needs the weights before dropout, that of the values after it.
+        // The gradient of the scores needed the weights before dropout. The values' needs them
+        // after it.
         self.drop(weights, head, rows, keys);
     }
 }

@@ -30,8 +30,8 @@ impl RowSums {
 
     /// Adds a product of shape `[rows, width]` to the rows `rows`.
     ///
-    /// Under a causal mask, only the last block of a part attends to all of its keys. It runs first,
-    /// from its last keys to its first, and writes the sums to which the others add.
+    /// Under a causal mask, only the last block of a part attends to all of its keys. It runs
+    /// first, from its last keys to its first, and writes the sums to which the others add.
     pub(super) fn add(&mut self, rows: &Range<usize>, width: usize, product: Product<'_>) {
         let is_first = self.begun.is_empty();
         let is_new = is_first || rows.end <= self.begun.start;

@@ -72,6 +72,19 @@ pub(crate) use newton_schulz::WORKSPACE;
 pub(crate) use rounds::{MatrixOwner, StepOrder, UpdateRound};
 pub(crate) use step::{StepInProgress, UpdateDirection};
 
+/// The states of all optimizers with local steps.
+const LOCAL_STATES: [&rule::LocalStates; 1] = [&zero_one::LOCAL];
+
+/// Returns true if an optimizer takes local steps, after which ranks differ.
+pub(crate) fn takes_local_steps(plan: &OptimizerPlan) -> bool {
+    rule::compressed(plan).is_some_and(|plan| plan.local_states().is_some())
+}
+
+/// Returns the array of this name that differs between ranks after a local step, of any optimizer.
+pub(crate) fn local_state(name: &str) -> Option<&'static str> {
+    LOCAL_STATES.into_iter().flat_map(|local| local.of_rank).find(|array| *array == name)
+}
+
 /// The optimizer states of one rank and the settings of their updates.
 ///
 /// `states`, `settings_of` and `lamb_scalars` have one entry per parameter in module order,

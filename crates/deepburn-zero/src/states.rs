@@ -38,6 +38,7 @@ mod errors;
 mod local;
 mod rank_arrays;
 mod segments;
+mod state_array;
 mod step;
 
 use std::cell::RefCell;
@@ -71,9 +72,8 @@ use crate::sharding::{BufferTable, Marker, PlainTensor};
 use compression::ErrorFeedback;
 
 pub use rank_arrays::OwnedState;
-pub use segments::{
-    GradientSum, OwnedArray, RandomState, StateArray, StateSegment, StreamPosition,
-};
+pub use segments::{GradientSum, OwnedArray, RandomState, StateSegment, StreamPosition};
+pub use state_array::StateArray;
 pub use step::StepOutcome;
 
 /// The settings of sharded training.

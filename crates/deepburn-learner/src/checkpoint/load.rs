@@ -25,11 +25,13 @@ use burn::module::AutodiffModule;
 use burn::tensor::TensorData;
 use deepburn_checkpoint::{Checkpoint, EntryKind, ParamEntry, StateKind};
 use deepburn_ops::OptimizerOps;
-use deepburn_zero::{GradientSum, RandomState, StateSegment, StreamPosition, Training, ZeroError};
+use deepburn_zero::{
+    GradientSum, RandomState, StateArray, StateSegment, StreamPosition, Training, ZeroError,
+};
 
 use super::buffers::{check_buffer, read_buffer, warn_of_missing};
 use super::element::{data_of, dtype_of};
-use super::optimizer_states::{check_states, is_local_momentum, is_worker_error, log_changes};
+use super::optimizer_states::{check_states, log_changes};
 use super::save::state_kind;
 use super::saved_states::{ClientStates, Saved};
 use super::state::{EngineState, GradientRecord, Random, RankState, Stream};
@@ -390,7 +392,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         // optimizer.
         let quantity = self.states.compressed_quantity(*optimizer_steps + 1);
         let is_same = saved.engine.compressed_quantity.as_deref() == quantity;
-        let has_errors = ranks_with(checkpoint, is_worker_error) > 0;
+        let has_errors = checkpoint.layout().entries().iter().any(|entry| num_errors(entry) > 0);
         if has_errors && !is_same && self.rank() == 0 {
             tracing::warn!(
                 "the compression errors in the checkpoint are dropped: they are of another quantity than the next \
@@ -399,12 +401,11 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         }
         let workers = |path: &str| {
             let entry = entry_of(checkpoint, path).filter(|_| is_same);
-            let states = entry.into_iter().flat_map(|entry| &entry.states);
-            states.filter(|stored| is_worker_error(stored.kind.as_str())).count()
+            entry.map_or(0, num_errors)
         };
         self.states.load_errors(workers, read)?;
         let local_rates = saved.engine.local_rates_bits.map(f64::from_bits);
-        self.states.load_local(local_rates, ranks_with(checkpoint, is_local_momentum), read)?;
+        self.states.load_local(local_rates, local_ranks(checkpoint), read)?;
         if let Some(state) = loss_scale {
             self.scaler.restore(*state);
         }
@@ -520,12 +521,26 @@ fn has_moments(entry: &ParamEntry) -> bool {
     entry.states.iter().any(|stored| matches!(stored.kind, StateKind::Moment(_)))
 }
 
-/// Returns the number of ranks that stored an array whose name satisfies `is_it`.
-fn ranks_with(checkpoint: &Checkpoint, is_it: fn(&str) -> bool) -> usize {
-    let count = |entry: &ParamEntry| {
-        entry.states.iter().filter(|stored| is_it(stored.kind.as_str())).count()
-    };
-    checkpoint.layout().entries().iter().map(count).max().unwrap_or(0)
+/// Returns the stored arrays of a parameter that differ between ranks.
+fn arrays_of_ranks(entry: &ParamEntry) -> impl Iterator<Item = StateArray> {
+    entry.states.iter().filter_map(|stored| StateArray::of_ranks(stored.kind.as_str()))
+}
+
+/// Returns the number of ranks that stored their compression error of a parameter.
+fn num_errors(entry: &ParamEntry) -> usize {
+    arrays_of_ranks(entry).filter(|array| matches!(array, StateArray::WorkerError(_))).count()
+}
+
+/// Returns the number of ranks that stored states of local steps.
+fn local_ranks(checkpoint: &Checkpoint) -> usize {
+    let ranks =
+        checkpoint.layout().entries().iter().flat_map(arrays_of_ranks).filter_map(|array| {
+            match array {
+                StateArray::Local(_, rank) => Some(rank + 1),
+                _ => None,
+            }
+        });
+    ranks.max().unwrap_or(0)
 }
 
 impl From<ZeroError> for TrainingCheckpointError {

@@ -12,10 +12,9 @@
 
 use deepburn_checkpoint::{Checkpoint, ParamEntry, StateKind};
 use deepburn_config::OptimizerPlan;
-use deepburn_zero::moments;
+use deepburn_zero::{StateArray, moments};
 use tracing::warn;
 
-use super::save::{SERVER_ERROR, WORKER_ERROR};
 use super::{TrainingCheckpointError, entry_of, unfit};
 
 /// The number of parameter paths in a log line.
@@ -62,16 +61,15 @@ pub(super) fn check_states(
     }
     let stored = entry.states.iter().filter(|stored| matches!(stored.kind, StateKind::Moment(_)));
     let stored = stored.map(|stored| stored.kind.as_str());
-    let (errors, stored): (Vec<&str>, Vec<&str>) = stored.partition(|name| is_of_ranks(name));
-    let is_fit = match errors.iter().any(|name| is_local_momentum(name)) {
-        true => matches!(optimizer, OptimizerPlan::ZeroOneAdam(_)),
-        false => optimizer.exchanges_momentum(),
-    };
-    if !errors.is_empty() && !is_fit {
+    let (of_ranks, stored): (Vec<&str>, Vec<&str>) =
+        stored.partition(|name| StateArray::of_ranks(name).is_some());
+    let is_kept =
+        |name: &&str| StateArray::of_ranks(name).is_some_and(|array| array.is_kept_by(optimizer));
+    if !of_ranks.iter().all(is_kept) {
         return Err(format!(
             "it has states of compressed exchanges ({}) of parameter {path}, which this optimizer does not use: \
              {REMEDY}",
-            listed(&errors)
+            listed(&of_ranks)
         ));
     }
     if stored != own {
@@ -128,33 +126,6 @@ fn described(parameters: &[(&str, usize)]) -> String {
     let plural = if parameters.len() == 1 { "" } else { "s" };
     let (count, paths) = (parameters.len(), paths.join(", "));
     format!("{count} parameter{plural} ({elements} elements: {paths}{rest})")
-}
-
-/// Returns true if `name` is a compression error or another state that differs between ranks.
-fn is_of_ranks(name: &str) -> bool {
-    name == SERVER_ERROR
-        || [is_worker_error, is_local_momentum, is_movement].into_iter().any(|is_it| is_it(name))
-}
-
-/// Returns true if `name` is the worker error of a rank.
-pub(super) fn is_worker_error(name: &str) -> bool {
-    is_numbered(name, WORKER_ERROR)
-}
-
-/// Returns true if `name` is the local momentum of a rank.
-pub(super) fn is_local_momentum(name: &str) -> bool {
-    is_numbered(name, "exp_avg_")
-}
-
-/// Returns true if `name` is the accumulated update of a rank.
-fn is_movement(name: &str) -> bool {
-    is_numbered(name, "momentum_accumulator_")
-}
-
-/// Returns true if `name` is `prefix` followed by the number of a rank, such as `worker_error_3`
-/// for the prefix `worker_error_`.
-fn is_numbered(name: &str, prefix: &str) -> bool {
-    name.strip_prefix(prefix).is_some_and(|rank| rank.parse::<usize>().is_ok())
 }
 
 /// Joins names with commas for an error message.

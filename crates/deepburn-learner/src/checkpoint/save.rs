@@ -313,20 +313,11 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
     }
 }
 
-/// The prefix of the names of worker errors; the number of the rank follows.
-pub(super) const WORKER_ERROR: &str = "worker_error_";
-
-/// The name of the server error.
-pub(super) const SERVER_ERROR: &str = "server_error";
-
 /// Returns the kind of state under which an array is stored.
 pub(super) fn state_kind(array: StateArray) -> StateKind {
     match array {
         StateArray::Weights => StateKind::Weights,
         StateArray::Gradient => StateKind::Gradient,
-        StateArray::Moment(name) => StateKind::moment(name),
-        StateArray::WorkerError(rank) => StateKind::moment(&format!("{WORKER_ERROR}{rank}")),
-        StateArray::ServerError => StateKind::moment(SERVER_ERROR),
-        StateArray::Local(name, rank) => StateKind::moment(&format!("{name}_{rank}")),
+        of_optimizer => StateKind::moment(&of_optimizer.stored_name()),
     }
 }

@@ -33,7 +33,7 @@ const COMMON: &str = "common";
 
 /// The states of local steps. `MOVED` and `COMMON` are allocated from the start but unused until
 /// `var_freeze_step`.
-const LOCAL: LocalStates = LocalStates {
+pub(super) const LOCAL: LocalStates = LocalStates {
     of_rank: [FIRST_MOMENT, MOVED],
     moved: MOVED,
     common: COMMON,

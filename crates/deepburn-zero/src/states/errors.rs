@@ -14,7 +14,8 @@ use deepburn_ops::OptimizerOps;
 use super::ModelStates;
 use super::compression::{ErrorFeedback, SignPartition};
 use super::rank_arrays::{OwnedState, in_host_memory, padded_bytes, read_mean};
-use super::segments::{StateArray, StateSegment, read_floats};
+use super::segments::{StateSegment, read_floats};
+use super::state_array::StateArray;
 use crate::error::ZeroError;
 use crate::parameter::Parameter;
 

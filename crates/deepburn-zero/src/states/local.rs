@@ -17,7 +17,8 @@ use deepburn_ops::{OptimizerOps, float_bytes, float_from_host};
 
 use super::ModelStates;
 use super::rank_arrays::{OwnedState, read_mean};
-use super::segments::{StateArray, StateSegment};
+use super::segments::StateSegment;
+use super::state_array::StateArray;
 use crate::error::ZeroError;
 use crate::optimizer::KeptArray;
 use crate::parameter::{Parameter, Publisher};

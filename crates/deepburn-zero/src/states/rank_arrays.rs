@@ -18,7 +18,8 @@ use deepburn_comm::Partition;
 use deepburn_ops::OptimizerOps;
 
 use super::ModelStates;
-use super::segments::{Elements, OwnedArray, StateArray, StateSegment, read_floats};
+use super::segments::{Elements, OwnedArray, StateSegment, read_floats};
+use super::state_array::StateArray;
 use crate::error::ZeroError;
 use crate::parameter::Parameter;
 

@@ -27,6 +27,7 @@ use deepburn_config::{OptimizerPlan, Stage};
 use deepburn_ops::{OptimizerOps, float_bytes, float_from_host, float_into_host, read_float};
 
 use super::ModelStates;
+use super::state_array::StateArray;
 use crate::error::ZeroError;
 use crate::gradient::SumElements;
 use crate::group::flat::{flat_range, narrow};
@@ -35,40 +36,6 @@ use crate::optimizer::KeptArray;
 use crate::parameter::{Parameter, Publisher, Shard};
 use crate::session;
 use crate::session::RandomStream;
-
-/// An array of a parameter's states, with one element per element of the parameter.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum StateArray {
-    /// The values, which are the f32 masters if there are masters. Between two averages of 0/1
-    /// Adam, the common values that all ranks had after the last average.
-    Weights,
-    /// A state of the optimizer by its PyTorch name: `exp_avg`, `exp_avg_sq`, `momentum_buffer`,
-    /// `sum`. Between two averages of 0/1 Adam, each element of `exp_avg` has the value of the rank
-    /// that owns it.
-    Moment(&'static str),
-    /// The gradient that was accumulated so far in the current step.
-    Gradient,
-    /// The compression error of the momentum on the given rank.
-    WorkerError(usize),
-    /// The compression error of the mean momentum. Each rank holds a part of it.
-    ServerError,
-    /// A state of 0/1 Adam that differs between ranks, on the given rank. The name is `exp_avg` or
-    /// `momentum_accumulator`.
-    Local(&'static str, usize),
-}
-
-impl StateArray {
-    /// Returns the name of the array in error messages.
-    fn name(self) -> &'static str {
-        match self {
-            Self::Weights => "weights",
-            Self::Moment(name) | Self::Local(name, _) => name,
-            Self::Gradient => "gradient",
-            Self::WorkerError(_) => "worker error",
-            Self::ServerError => "server error",
-        }
-    }
-}
 
 /// A segment of an array that this rank reads.
 #[derive(Debug, Clone, PartialEq, Eq)]

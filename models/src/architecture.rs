@@ -25,7 +25,7 @@ use serde_json::{Map, Value};
 
 use crate::batch_shape::BatchShape;
 use crate::hf::{
-    ClassNames, ClassNamesError, ExtraFields, HfExport, JsonFiles, ModelConfigError,
+    BaseModel, ClassNames, ClassNamesError, ExtraFields, HfExport, JsonFiles, ModelConfigError,
     ModelFolderError, ModelFolderWriter, ParameterShape, ProblemType,
 };
 use crate::texts::TextLimits;
@@ -69,6 +69,15 @@ pub trait Architecture: fmt::Debug + Send + Sync {
     /// Returns [`ModelFolderError::Tensors`] naming every tensor that does not fit or is not
     /// finite, or an I/O error.
     fn check_weights(&self, folder: &Path) -> Result<(), ModelFolderError>;
+
+    /// Opens the folder of a model that this one was fine-tuned from, to read the values that its
+    /// parameters had there.
+    ///
+    /// # Errors
+    /// Returns an error if a file is missing, unreadable or malformed.
+    fn base_model(&self, folder: &Path) -> Result<BaseModel, ModelFolderError> {
+        BaseModel::open(folder, self.weight_map())
+    }
 
     /// Returns the size in bytes of the logits that the loss holds at any one time inside a fused
     /// op, in addition to the tensors of the model.

@@ -381,6 +381,15 @@ impl Architecture for AnyDecoder {
         self.check_adapter(folder)
     }
 
+    fn base_model(&self, folder: &Path) -> Result<BaseModel, ModelFolderError> {
+        let base = BaseModel::open(folder, self.weight_map())?;
+        let parts = self.parts();
+        Ok(match self.adapter().is_some_and(Adapter::unties) {
+            true => base.with_copy(parts.head_path(), parts.embedding_path()),
+            false => base,
+        })
+    }
+
     fn logits_bytes(&self, batch: BatchShape) -> u64 {
         self.config.logits_bytes(batch)
     }

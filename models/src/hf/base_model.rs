@@ -3,6 +3,7 @@
 //! Main type: [`BaseModel`]. It reads single parameters, and gives frozen ones the origin
 //! [`Origin::Frozen`], so that checkpoints may omit them.
 
+use std::collections::HashMap;
 use std::path::Path;
 
 use burn::tensor::bf16;
@@ -23,6 +24,8 @@ const HASHED_SLICES: usize = 16;
 pub struct BaseModel {
     /// The map of the fine-tuned model.
     map: WeightMap,
+    /// The paths of parameters with the base values of another parameter, and its path.
+    copies: HashMap<String, String>,
     /// The weights in the folder. Only the file headers have been read.
     weights: Weights,
 }
@@ -33,19 +36,38 @@ impl BaseModel {
     /// # Errors
     /// Returns an error if a file is missing, unreadable or malformed.
     pub fn open(folder: &Path, map: WeightMap) -> Result<Self, ModelFolderError> {
-        Ok(Self { weights: Weights::open(folder, map.clone(), &[])?, map })
+        Ok(Self::of_weights(Weights::open(folder, map.clone(), &[])?, map))
     }
 
-    /// Returns the map of the fine-tuned model with the origin [`Origin::Frozen`] for each
-    /// parameter that `is_frozen` accepts and that the folder has in the same shape. A parameter
+    /// Returns the base model of a fine-tuned model in which the parameter at `path` started with
+    /// the values of the one at `of`, because the folder does not have to store it.
+    #[must_use]
+    pub(crate) fn with_copy(mut self, path: String, of: String) -> Self {
+        self.copies.insert(path, of);
+        self
+    }
+
+    /// Returns the parameter of the map that the folder stores with the base values of the
+    /// parameter at `path`.
+    fn stored(&self, path: &str) -> Option<&Weight> {
+        self.map.get(self.copies.get(path).map_or(path, String::as_str))
+    }
+
+    /// Returns the map of the fine-tuned model with the origin [`Origin::Frozen`] for exactly those
+    /// parameters that `is_frozen` accepts and that the folder has in the same shape. A parameter
     /// with new rows is not in the folder.
     #[must_use]
     pub fn frozen_map(&self, is_frozen: impl Fn(&str) -> bool) -> WeightMap {
         let origin = |weight: &Weight| {
-            let is_tied = matches!(weight.origin(), Origin::Tied { .. });
-            let is_base =
-                !is_tied && is_frozen(weight.path()) && self.weights.require(weight).is_ok();
-            is_base.then_some(Origin::Frozen)
+            let is_in_folder =
+                || self.stored(weight.path()).is_some_and(|it| self.weights.require(it).is_ok());
+            match weight.origin() {
+                Origin::Tied { .. } => None,
+                _ if is_frozen(weight.path()) && is_in_folder() => Some(Origin::Frozen),
+                // A checkpoint without it could not be loaded.
+                Origin::Frozen => Some(Origin::File),
+                _ => None,
+            }
         };
         self.map.clone().with_origins(origin).expect("the stored tensors are the same")
     }
@@ -60,7 +82,7 @@ impl BaseModel {
 
     /// Returns the parameters of `map`, which `weights` has.
     pub(crate) fn of_weights(weights: Weights, map: WeightMap) -> Self {
-        Self { weights, map }
+        Self { weights, map, copies: HashMap::new() }
     }
 
     /// Returns a hash of samples of each tensor, from its first to its last row, which tells models
@@ -101,7 +123,7 @@ impl BaseModel {
         path: &str,
         row: usize,
     ) -> Result<Option<Vec<f32>>, ModelFolderError> {
-        let Self { map, weights } = self;
+        let Self { map, weights, .. } = self;
         let mut stored = map.stored_tensors().iter();
         let Some(tensor) = stored.find(|it| it.composition().same_as() == Some(path)) else {
             return Ok(None);
@@ -116,8 +138,8 @@ impl BaseModel {
     /// Returns [`ModelFolderError::Tensors`] if the folder does not have the parameter in the same
     /// shape and with finite values, or an I/O error.
     pub fn read(&mut self, path: &str) -> Result<Vec<f32>, ModelFolderError> {
-        if let Some(weight) = self.map.get(path) {
-            return self.weights.read_required(weight);
+        if let Some(weight) = self.stored(path).cloned() {
+            return self.weights.read_required(&weight);
         }
         let [expected, found] =
             ["a parameter of the fine-tuned model", "nothing"].map(str::to_owned);

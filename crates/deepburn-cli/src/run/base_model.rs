@@ -42,8 +42,7 @@ pub(crate) fn omitted_parameters(
     if frozen.is_empty() {
         return Ok(None);
     }
-    let base = BaseModel::open(folder, architecture.weight_map());
-    let base = base.map_err(Failure::of_key("model.pretrained"))?;
+    let base = architecture.base_model(folder).map_err(Failure::of_key("model.pretrained"))?;
     let map = base.frozen_map(|path| frozen.contains(path));
     match map.weights().iter().filter(|weight| *weight.origin() == Origin::Frozen).count() {
         0 => tracing::warn!(
@@ -57,22 +56,14 @@ pub(crate) fn omitted_parameters(
     Ok(Some(map))
 }
 
-/// Sets the folder from which the parameters that `checkpoint` omits are read.
-///
-/// # Errors
-/// Returns an error if the files in the folder cannot be read.
-pub(crate) fn set_base(
-    checkpoint: &mut Checkpoint,
-    folder: &Path,
-    map: WeightMap,
-) -> Result<(), ModelFolderError> {
-    let mut base = BaseModel::open(folder, map)?;
+/// Sets the model from which the parameters that `checkpoint` omits are read.
+pub(crate) fn set_base(checkpoint: &mut Checkpoint, mut base: BaseModel) {
     checkpoint.set_base(move |path| Ok(base.read(path)?));
-    Ok(())
 }
 
 /// Sets the base model of a checkpoint that omits parameters. `given` is the option `--base`, and
-/// `recorded` the folder that the run read. `map` has the names of the parameters in files.
+/// `recorded` the folder that the run read. `open` opens a folder by the names of the parameters in
+/// files.
 ///
 /// # Errors
 /// Returns a user's mistake if there is no such folder, or if the option has no effect.
@@ -80,7 +71,7 @@ pub(crate) fn find_base(
     checkpoint: &mut Checkpoint,
     given: Option<&Path>,
     recorded: Option<&Path>,
-    map: &WeightMap,
+    open: impl FnOnce(&Path) -> Result<BaseModel, ModelFolderError>,
 ) -> Result<(), Failure> {
     let Some((entry, _)) = checkpoint.omitted().next() else {
         return match given {
@@ -99,5 +90,6 @@ pub(crate) fn find_base(
             place.unwrap_or_default()
         )));
     };
-    set_base(checkpoint, &model_in(folder), map.clone()).map_err(Failure::of_key("--base"))
+    set_base(checkpoint, open(&model_in(folder)).map_err(Failure::of_key("--base"))?);
+    Ok(())
 }

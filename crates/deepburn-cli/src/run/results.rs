@@ -32,7 +32,7 @@ use deepburn::zero::Training;
 use deepburn::{Answers, BoxError, Engine, FinalModel, Measured, TrainingEnd};
 use deepburn_config::{JobRequest, counted};
 use deepburn_models::FloatType;
-use deepburn_models::hf::{AdapterFolder, BaseModel, GENERATION_CONFIG, ModelFolderWriter};
+use deepburn_models::hf::{AdapterFolder, GENERATION_CONFIG, ModelFolderWriter};
 use deepburn_models::lora::Adapter;
 use deepburn_monitor::{Environment, Report, read_generated};
 use serde_json::{Value, json};
@@ -163,8 +163,8 @@ fn original_values(
             format!("parameter {path} is quantized, and the job has no pretrained model").into()
         );
     };
-    let map = preparation.subject.info().architecture().weight_map();
-    Ok(TensorData::new(BaseModel::open(folder, map)?.read(path)?, shape.clone()))
+    let mut base = preparation.subject.info().architecture().base_model(folder)?;
+    Ok(TensorData::new(base.read(path)?, shape.clone()))
 }
 
 /// Writes the files that accompany exported weights, and finishes the folder. `base_model_hash`

@@ -411,9 +411,9 @@ fn check_base(preparation: &Preparation, checkpoint: &mut Checkpoint) -> Result<
     // Hashes are of the values as a run holds them, which depends on its precision.
     let held = BaseValues { element, ..base.clone() };
     base.check(&entry.path, &held).map_err(|error| error.to_string())?;
-    let map = preparation.subject.info().architecture().weight_map();
     let of_key = |reason: String| format!("{reason} (model.pretrained is {})", folder.display());
-    set_base(checkpoint, folder, map).map_err(|error| of_key(error.to_string()))?;
+    let opened = preparation.subject.info().architecture().base_model(folder);
+    set_base(checkpoint, opened.map_err(|error| of_key(error.to_string()))?);
     checkpoint.verify_base().map_err(|error| of_key(error.to_string()))
 }
 

@@ -99,9 +99,11 @@ impl AdapterExport<'_> {
         let Some(folder) = given.clone().or(recorded.filter(|folder| folder.is_dir())) else {
             return Ok(None);
         };
-        let verified = set_base(checkpoint, &folder, self.model.weight_map())
-            .map_err(|error| error.to_string())
-            .and_then(|()| checkpoint.verify_base().map_err(|error| error.to_string()));
+        let opened = self.model.base_model(&folder).map_err(|error| error.to_string());
+        let verified = opened.and_then(|base| {
+            set_base(checkpoint, base);
+            checkpoint.verify_base().map_err(|error| error.to_string())
+        });
         match verified {
             Ok(()) => Ok(Some(folder)),
             Err(error) if given.is_some() => Err(Failure::mistake(format!("--base: {error}"))),
@@ -131,7 +133,7 @@ impl AdapterExport<'_> {
         let Some(map) = self.model.adapter_map() else { return Ok(()) };
         // An adapted embedding is stored too, although it is not trained.
         if checkpoint.omitted().any(|(entry, _)| map.get(&entry.path).is_some()) {
-            find_base(checkpoint, self.base, folder, &self.model.weight_map())?;
+            find_base(checkpoint, self.base, folder, |folder| self.model.base_model(folder))?;
         }
         let mut writer = AdapterFolder::create(out, &map, fields).map_err(Failure::run)?;
         for weight in map.parameters() {

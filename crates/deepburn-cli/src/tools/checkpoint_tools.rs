@@ -29,7 +29,7 @@ use deepburn::checkpoint::{
 use deepburn_config::counted;
 use deepburn_models::FloatType;
 use deepburn_models::decoder::AnyDecoder;
-use deepburn_models::hf::ADAPTER_CONFIG;
+use deepburn_models::hf::{ADAPTER_CONFIG, BaseModel};
 
 use crate::failure::Failure;
 use crate::job::model_folder::refuse_run;
@@ -210,7 +210,7 @@ pub(crate) fn consolidate(arguments: &ConsolidateArguments) -> Result<Vec<String
         tracing::info!(
             "finetune did not save this checkpoint, so weights are named by their paths in the module"
         );
-        find_base(checkpoint, base, None, &as_trained)?;
+        find_base(checkpoint, base, None, |it| BaseModel::open(it, as_trained.clone()))?;
         return write(checkpoint, out, &what, &as_trained);
     };
     if let Some(model) = state.adapted().map_err(Failure::mistake)? {
@@ -223,7 +223,7 @@ pub(crate) fn consolidate(arguments: &ConsolidateArguments) -> Result<Vec<String
     // Tools would take the folder for that adapter.
     refuse_existing(out, [ADAPTER_CONFIG])?;
     let map = others.hf_export.weight_map(as_trained).map_err(Failure::mistake)?;
-    find_base(checkpoint, base, recorded.as_deref(), &map)?;
+    find_base(checkpoint, base, recorded.as_deref(), |it| BaseModel::open(it, map.clone()))?;
     let mut files = write(checkpoint, out, &what, &map)?;
     files.extend(others.write(out)?);
     Ok(files)

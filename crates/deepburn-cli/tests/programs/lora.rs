@@ -7,7 +7,7 @@ use deepburn::checkpoint::Checkpoint;
 use serde_json::{Value, json};
 
 use crate::job::{Job, STAGES, Trained, golden, tensors, tiny_model};
-use crate::outputs::text_model;
+use crate::outputs::{read_json, text_model};
 use crate::program::deepburn;
 use crate::resume::{assert_same, checkpoints, resume};
 use crate::traces::{FP32, Nearness, assert_near, job as job_of_trace};
@@ -163,6 +163,66 @@ fn checkpoints_have_the_adapter_alone_and_resume_on_other_ranks() {
     resume(&other, &[]).failed(2, &["lora_alpha changed from 8 to 32", "model.lora.lora_alpha"]);
     let other = other.with("model.lora", Value::Null);
     resume(&other, &[]).failed(2, &["has an adapter, and this job has none"]);
+}
+
+/// If the embedding of a tied model is trained alone, the head is a frozen parameter of its own,
+/// which the base model has as its embedding.
+#[test]
+fn frozen_heads_of_tied_models_are_found_in_the_base() {
+    for (family, stage, ranks, quantized) in [
+        ("gpt2", 3, 2, false),
+        ("llama", 0, 1, false),
+        ("qwen2", 1, 2, false),
+        ("qwen2", 3, 2, true),
+        ("qwen3", 2, 3, false),
+        ("mistral", 3, 1, false),
+        ("phi3", 3, 3, false),
+        ("gemma2", 2, 2, false),
+        ("gemma3_text", 3, 2, false),
+    ] {
+        let what = format!("{family} at stage {stage} on {ranks} ranks");
+        let base = Job::uneven().with("model.architecture", family).with("training.max_steps", 1);
+        let (embedding, base) = match family {
+            "gpt2" => ("wte", base),
+            _ => ("embed_tokens", base.with("model.config", tied_config())),
+        };
+        base.run().succeeded();
+        let base = base.folder().join("output/model");
+        let job = || {
+            let lora =
+                json!({ "r": 4, "target_modules": "all-linear", "modules_to_save": [embedding] });
+            let job = Job::uneven().with("training.save_steps", 2).sharded(stage, ranks);
+            job.with("model", json!({ "pretrained": base, "lora": lora }))
+        };
+        let job = || match quantized {
+            true => job().with("model.quantization_config", json!({ "load_in_8bit": true })),
+            false => job(),
+        };
+        let expected = job().train();
+        let parts = job().with("training.max_steps", 2);
+        parts.run().succeeded();
+        let parts = parts.with("training.max_steps", 4);
+        resume(&parts, &[]).succeeded();
+        let folder = parts.folder();
+        assert_same(&Trained::read(&folder.join("output")), &expected, &what);
+        deepburn(folder, &["consolidate", "output", "exported"]).succeeded();
+        for name in ["adapter_model.safetensors", "deepburn.json"] {
+            let read = |from: &str| fs::read(folder.join(from).join(name)).unwrap();
+            assert!(read("exported") == read("output/adapter"), "{what}: {name} differs");
+        }
+        assert!(read_json(&folder.join("exported/deepburn.json"))["base_model_hash"].is_string());
+        fs::rename(&base, folder.join("moved")).unwrap();
+        deepburn(folder, &["consolidate", "output", "again", "--base", "moved"]).succeeded();
+    }
+}
+
+/// Returns the sizes of a small model of any family but GPT-2.
+fn tied_config() -> Value {
+    json!({
+        "num_hidden_layers": 2, "hidden_size": 48, "num_attention_heads": 4, "head_dim": 12,
+        "num_key_value_heads": 2, "intermediate_size": 37, "max_position_embeddings": 33,
+        "vocab_size": 131, "tie_word_embeddings": true,
+    })
 }
 
 #[test]

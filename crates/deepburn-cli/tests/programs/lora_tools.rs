@@ -52,7 +52,8 @@ fn checkpoints_are_exported_as_adapters() {
                         "ensure_weight_tying": true });
     let embedding = json!({ "r": 4, "target_modules": ["wte", "c_attn"] });
     let tokens = json!({ "r": 4, "target_modules": ["c_attn"], "trainable_token_indices": [7, 3] });
-    for (lora, bf16) in [(whole, false), (embedding, false), (tokens, true)] {
+    let untied = json!({ "r": 4, "target_modules": ["c_attn"], "modules_to_save": ["wte"] });
+    for (lora, bf16) in [(whole, false), (embedding, false), (tokens, true), (untied, true)] {
         let job = job().with("model.lora", lora.clone());
         let job = if bf16 { job.with("deepspeed.bf16.enabled", true) } else { job };
         job.run().succeeded();

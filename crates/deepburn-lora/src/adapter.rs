@@ -17,7 +17,7 @@ use serde_json::{Map, Value, json};
 use crate::config::{InitialFactors, LoraConfig, Targets, TrainedBiases, TrainedTokens};
 use crate::error::LoraError;
 use crate::pattern::{ModulePattern, is_named, layer_number};
-use selection::{modules_with_rows, no_module, selected, target_names};
+use selection::{modules_to_save, modules_with_rows, selected, target_names};
 
 /// The start of all names in an adapter file.
 const FILE_PREFIX: &str = "base_model.model.";
@@ -223,31 +223,14 @@ impl Adapter {
     /// # Errors
     /// Returns [`LoraError`] if a name selects no module, or an adapted one.
     fn save_modules(&mut self, modules: &[ModelModule], base: &WeightMap) -> Result<(), LoraError> {
-        let field = "modules_to_save";
         for name in self.config.modules_to_save.clone() {
-            let mut chosen =
-                modules.iter().filter(|module| is_named(&module.name, &name)).peekable();
-            if chosen.peek().is_none() {
-                return Err(LoraError::module(field, no_module(&name, modules)));
-            }
-            // PEFT compares the ends of names as texts.
-            let other = modules
-                .iter()
-                .find(|module| module.name.ends_with(&name) && !is_named(&module.name, &name));
-            if let Some(other) = other {
-                let reason = format!(
-                    "PEFT takes `{name}` for `{}` too, whose name ends with it; write the whole names",
-                    other.name
-                );
-                return Err(LoraError::module(field, reason));
-            }
-            for module in chosen {
+            for module in modules_to_save(&name, modules)? {
                 if self.modules.contains_key(&module.path) {
                     let reason = format!(
-                        "`{}` is adapted; it cannot be trained as a whole too",
+                        "`{}`, whose name ends with `{name}`, is adapted; it cannot be trained as a whole too",
                         module.name
                     );
-                    return Err(LoraError::module(field, reason));
+                    return Err(LoraError::module("modules_to_save", reason));
                 }
                 self.save_module(module, modules, base);
             }

@@ -198,6 +198,9 @@ const DESCRIPTIVE: [(&str, &str); 9] = [
     ("runtime_config", OF_FILE),
 ];
 
+/// The accepted value of `peft_type`.
+const PEFT_TYPE: &str = "\"LORA\"";
+
 /// The reason for fields that PEFT writes to files.
 const OF_FILE: &str = "it describes a file of PEFT";
 
@@ -230,12 +233,19 @@ const UNSUPPORTED: [(&str, &str); 14] = [
     ("monteclora_config", "the factors would not be sampled"),
 ];
 
-/// Returns whether a value switches a feature off.
-fn is_off(value: &Value) -> bool {
+/// Returns whether a value is none, or empty.
+fn is_empty(value: &Value) -> bool {
+    matches!(value, Value::Object(fields) if fields.is_empty()) || is_off("", value)
+}
+
+//= peft 0.21.2 tuners/lora/config.py _get_lora_subconfig
+/// Returns whether a value switches the feature `name` off. An empty object does not: PEFT fills in
+/// the defaults of the feature.
+fn is_off(name: &str, value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,
-        Value::Array(list) => list.is_empty(),
-        Value::Object(fields) => fields.is_empty(),
+        // PEFT takes any list of tokens for an invocation.
+        Value::Array(list) => list.is_empty() && name != "alora_invocation_tokens",
         _ => false,
     }
 }
@@ -269,7 +279,7 @@ impl LoraConfig {
             described.map(|(_, reason)| *reason).or(of_base)
         };
         let usual = [json!("CAUSAL_LM"), json!("LORA")];
-        let given = fields.iter().filter(|(_, value)| !is_off(value) && !usual.contains(value));
+        let given = fields.iter().filter(|(_, value)| !is_empty(value) && !usual.contains(value));
         given.filter_map(|(name, _)| Some((name.as_str(), reason(name)?))).collect()
     }
 
@@ -283,13 +293,21 @@ impl LoraConfig {
         Self::read(fields, FieldSource::File)
     }
 
+    //= peft 0.21.2 config.py _get_peft_type
     fn read(fields: &Map<String, Value>, source: FieldSource) -> Result<Self, LoraError> {
         check_names(fields, source)?;
         // Names are checked before values, so that a misspelled field is not taken for a missing
         // one.
         let reader = Fields(fields);
-        if let Some(kind) = reader.given("peft_type").filter(|kind| **kind != json!("LORA")) {
-            return Err(LoraError::value("peft_type", kind, "\"LORA\""));
+        match (reader.given("peft_type"), source) {
+            (None, FieldSource::Job) => {}
+            (None, FieldSource::File) => {
+                let rule =
+                    format!("{PEFT_TYPE}; add it if this is the adapter_config.json of LoRA");
+                return Err(LoraError::value("peft_type", "missing", rule));
+            }
+            (Some(kind), _) if *kind == json!("LORA") => {}
+            (Some(kind), _) => return Err(LoraError::value("peft_type", kind, PEFT_TYPE)),
         }
         let default = Self::default();
         let config = Self {
@@ -334,6 +352,11 @@ impl LoraConfig {
             if alpha == 0.0 || !alpha.is_finite() {
                 let rule = "another number: an adapter with scale 0 learns nothing";
                 return Err(LoraError::value(&name, alpha, rule));
+            }
+            // The scale is applied in f32.
+            if !(alpha as f32).is_finite() {
+                let rule = format!("at most {:e}, the largest number of f32", f32::MAX);
+                return Err(LoraError::value(&name, format!("{alpha:e}"), rule));
             }
         }
         if let Some(layers) = &self.layers {
@@ -440,7 +463,7 @@ fn check_names(fields: &Map<String, Value>, source: FieldSource) -> Result<(), L
         }
         let unsupported = UNSUPPORTED.iter().find(|(other, _)| *other == name);
         let consequence = match (unsupported, source) {
-            _ if is_off(value) && (unsupported.is_some() || source == FieldSource::File) => {
+            _ if is_off(name, value) && (unsupported.is_some() || source == FieldSource::File) => {
                 continue;
             }
             (Some((_, consequence)), _) => (*consequence).to_owned(),
@@ -503,6 +526,10 @@ mod tests {
             (json!({"lora_r": 8}), "`lora_r` is not a field of LoRA; its fields are r, lora_alpha"),
             (json!({"lora_alfa": 8}), "did you mean `lora_alpha`?"),
             (json!({"lora_alpha": 0}), "learns nothing"),
+            (
+                json!({"lora_alpha": 1e39}),
+                "`lora_alpha` is 1e39, but it must be at most 3.4028235e38",
+            ),
             (json!({"lora_dropout": 1}), "from 0 to below 1"),
             (json!({"bias": true}), "\"none\", \"lora_only\" or \"all\""),
             (json!({"target_modules": []}), "absent or not empty"),
@@ -520,6 +547,24 @@ mod tests {
             let error = job(fields.clone()).unwrap_err();
             assert!(error.contains(expected), "{fields}: {error}");
         }
+    }
+
+    //= peft 0.21.2 tuners/lora/config.py _get_lora_subconfig
+    #[test]
+    fn features_with_their_defaults_are_not_off() {
+        for (name, _) in UNSUPPORTED {
+            for value in [json!({}), json!([]), json!(null)] {
+                let is_accepted = match (name, &value) {
+                    (_, Value::Null) => true,
+                    ("alora_invocation_tokens", _) => false,
+                    (_, value) => value.is_array(),
+                };
+                let read = job(json!({ name: value }));
+                assert_eq!(read.is_ok(), is_accepted, "{name}: {value}");
+            }
+        }
+        let error = job(json!({"kasa_config": {}})).unwrap_err();
+        assert!(error.contains("`kasa_config` is {}, which is not supported: the base"), "{error}");
     }
 
     #[test]
@@ -553,17 +598,22 @@ mod tests {
         assert_eq!(unread(fields.clone()).len(), fields.as_object().unwrap().len());
     }
 
+    //= peft 0.21.2 config.py _get_peft_type
     #[test]
     fn files_of_newer_versions_are_read_unless_they_compute_something_else() {
         let read = |fields: Value| LoraConfig::of_file(fields.as_object().unwrap());
         let file =
             json!({"peft_type": "LORA", "new_config": null, "use_new": false, "loftq_config": {}});
         assert_eq!(read(file), Ok(LoraConfig::default()));
-        let error = read(json!({"use_new": true})).unwrap_err().to_string();
-        assert!(
-            error.contains("`use_new` is true, which is not supported: it may change"),
-            "{error}"
-        );
+        for (fields, part) in [
+            (json!({"use_new": true}), "`use_new` is true, which is not supported: it may change"),
+            (json!({"new_config": {}}), "`new_config` is {}, which is not supported"),
+            (json!({}), "`peft_type` is missing, but it must be \"LORA\""),
+            (json!({"peft_type": null}), "`peft_type` is missing, but it must be \"LORA\""),
+        ] {
+            let error = read(fields).unwrap_err().to_string();
+            assert!(error.contains(part), "{error}");
+        }
         let error = job(json!({"use_new": false})).unwrap_err();
         assert!(error.contains("not a field of LoRA"), "{error}");
     }

@@ -546,6 +546,8 @@ fn damaged_adapters_are_refused() {
         ("bias", json!("all"), "base_layer.bias`: expected"),
         ("use_qalora", json!(true), "`use_qalora` is true, which is not supported"),
         ("peft_type", json!("IA3"), "`peft_type` is \"IA3\""),
+        ("peft_type", Value::Null, "`peft_type` is missing, but it must be \"LORA\""),
+        ("kasa_config", json!({}), "`kasa_config` is {}, which is not supported"),
     ] {
         change(name, value);
         refused(&job(), &["adapter", part]);

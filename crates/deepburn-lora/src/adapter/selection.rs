@@ -79,6 +79,33 @@ fn nothing_selected(
     Ok(LoraError::module("target_modules", reason))
 }
 
+//= peft 0.21.2 utils/other.py _set_trainable
+/// Returns the modules that a name of `modules_to_save` selects. PEFT compares the ends of names as
+/// texts, so `norm` selects `input_layernorm` too.
+///
+/// # Errors
+/// Returns [`LoraError`] if there are none, or if the name also selects a module that contains
+/// others, which PEFT would train with all of them.
+pub(super) fn modules_to_save<'m>(
+    name: &str,
+    modules: &'m [ModelModule],
+) -> Result<Vec<&'m ModelModule>, LoraError> {
+    let field = "modules_to_save";
+    let mut all = modules.iter().flat_map(|module| containers(&module.name));
+    if let Some(container) = all.find(|container| container.ends_with(name)) {
+        let reason = format!(
+            "`{name}` selects `{container}`, which contains other modules; name these, such as {}",
+            some_names(modules.iter().filter(|module| module.name.starts_with(container)))
+        );
+        return Err(LoraError::module(field, reason));
+    }
+    let chosen: Vec<_> = modules.iter().filter(|module| module.name.ends_with(name)).collect();
+    match chosen.is_empty() {
+        true => Err(LoraError::module(field, no_module(name, modules))),
+        false => Ok(chosen),
+    }
+}
+
 /// Returns the modules with trained rows, and the tokens of the rows. A tied output projection has
 /// the rows of the embedding.
 ///

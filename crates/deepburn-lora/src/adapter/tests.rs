@@ -229,10 +229,14 @@ fn selections_that_mean_nothing_are_refused() {
         (false, json!({"modules_to_save": ["q_proj"]}), "is adapted"),
         (
             false,
-            json!({"modules_to_save": ["tokens", "embed_tokens"]}),
-            "no module is called `tokens`",
+            json!({"modules_to_save": ["proj"], "target_modules": ["up_proj"]}),
+            "`model.layers.0.mlp.up_proj`, whose name ends with `proj`, is adapted",
         ),
-        (false, json!({"modules_to_save": ["proj"], "target_modules": ["up_proj"]}), "no module"),
+        (
+            false,
+            json!({"modules_to_save": ["mlp"]}),
+            "`mlp` selects `model.layers.0.mlp`, which contains other modules; name these, such as up_proj",
+        ),
     ] {
         let error = adapter(is_tied, fields.clone()).unwrap_err();
         assert!(error.contains(expected), "{fields}: {error}");
@@ -270,6 +274,24 @@ fn the_map_has_the_adapters_behind_their_modules() {
         assert!(tensors.contains(&(&name, shape)), "{name}: {tensors:?}");
     }
     assert_eq!(tensors.len(), 8);
+}
+
+//= peft 0.21.2 utils/other.py _set_trainable
+#[test]
+fn names_of_saved_modules_are_ends_of_texts() {
+    let saved = |names: &[&str]| {
+        let adapter = adapter(false, json!({"modules_to_save": names})).unwrap();
+        let all = modules(false).into_iter().map(|module| module.name);
+        let trained = |name: &String| {
+            let path = name.strip_prefix("model.").unwrap_or(name);
+            adapter.trains(&format!("{path}.weight"))
+        };
+        all.filter(trained).collect::<Vec<_>>()
+    };
+    let both = ["model.layers.0.mlp.up_proj", "model.layers.1.mlp.up_proj"];
+    assert_eq!(saved(&["p_proj"]), both);
+    assert_eq!(saved(&["1.mlp.up_proj"]), both[1..]);
+    assert_eq!(saved(&["tokens", "orm"]), ["model.embed_tokens", "model.norm"]);
 }
 
 //= peft 0.21.2 utils/other.py ModulesToSaveWrapper

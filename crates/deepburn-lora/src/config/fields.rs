@@ -101,7 +101,7 @@ impl Fields<'_> {
         let name = "trainable_token_indices";
         Ok(match self.given(name) {
             None => TrainedTokens::None,
-            Some(value) if is_off(value) => TrainedTokens::None,
+            Some(value) if is_empty(value) => TrainedTokens::None,
             Some(Value::Object(modules)) => {
                 let ids = modules.iter().map(|(module, value)| {
                     Ok((module.clone(), Self::token_ids(&format!("{name}.{module}"), value)?))

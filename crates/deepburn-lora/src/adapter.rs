@@ -528,6 +528,12 @@ impl Adapter {
         for key in alpha_pattern.unmatched("alpha_pattern", &adapted)? {
             unused.push(format!("alpha_pattern.{key}"));
         }
+        let mut found = Vec::new();
+        for name in &adapted {
+            found.extend(layer_number(&self.config.layers_pattern, name)?);
+        }
+        let layers = self.config.layers.iter().flatten().filter(|layer| !found.contains(layer));
+        unused.extend(layers.map(|layer| format!("layers_to_transform: {layer}")));
         if let Some(pattern) = exclude {
             let mut excludes = false;
             for module in modules {

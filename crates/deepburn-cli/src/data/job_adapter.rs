@@ -10,7 +10,7 @@ use deepburn_models::lora::{InitialFactors, LoraConfig};
 use serde_json::{Map, Value};
 
 use crate::failure::Failure;
-use crate::job::adapter_base::{base_name, check_base};
+use crate::job::adapter_base::{base_name, check_base, warn_of_unused};
 use crate::job::model_folder::{ADAPTER, remedy_without_adapter, trained_adapter_in};
 
 /// Returns the model with the adapter of the job, if it has one.
@@ -55,7 +55,9 @@ pub(crate) fn with_adapter(
             let adapter = AdapterFolder::open(&adapter).map_err(&of_key)?;
             check_base("model.pretrained", &adapter, &config, (place, folder))?;
             let adapter = adapter.with_base_model(&base);
-            ("model.adapter", config.with_trained_adapter(adapter).map_err(&of_key)?)
+            let config = config.with_trained_adapter(adapter).map_err(&of_key)?;
+            warn_of_unused("model.adapter", &config)?;
+            ("model.adapter", config)
         }
         (None, None) => return Ok(config),
     };

@@ -13,7 +13,7 @@ use deepburn_models::lora::LoraConfig;
 
 use crate::data::places::Places;
 use crate::failure::Failure;
-use crate::job::adapter_base::{check_base, named_folder};
+use crate::job::adapter_base::{check_base, named_folder, warn_of_unused};
 use crate::job::known_model::KnownModel;
 use crate::job::model_folder::{ModelFolder, adapter_in};
 use crate::job::saved_model::read_model_as;
@@ -54,6 +54,7 @@ impl AdaptedModel {
         };
         check_base(&option, &adapter, &decoder, (None, &base))?;
         let decoder = decoder.with_trained_adapter(adapter).map_err(Failure::mistake)?;
+        warn_of_unused(&folder.display().to_string(), &decoder)?;
         Ok(Some(Self { decoder, base, folder }))
     }
 }

@@ -89,6 +89,21 @@ pub(crate) fn base_hash(adapted: &AnyDecoder, base: &Path) -> Option<String> {
 /// Returns the folder that an adapter names as its base model, if it exists. A relative path is
 /// relative to the folder of the program that wrote it. It is tried from here and from the adapter.
 pub(crate) fn named_folder(adapter: &Path, name: &str) -> Option<PathBuf> {
+/// Logs a warning for each setting of a trained adapter that selects nothing in its model: the
+/// adapter may belong to a larger one. `option` names the value that selects the adapter.
+///
+/// # Errors
+/// Returns a user's mistake for an expression that takes too long.
+pub(crate) fn warn_of_unused(option: &str, adapted: &AnyDecoder) -> Result<(), Failure> {
+    for setting in adapted.unused_settings().map_err(Failure::of_key(option))? {
+        tracing::warn!(
+            "{option}: `{setting}` of the adapter selects nothing in its base model; check that this is the model that it \
+             was trained on"
+        );
+    }
+    Ok(())
+}
+
     let folders = [PathBuf::new(), adapter.to_owned()];
     let local = folders.iter().map(|folder| folder.join(name));
     local.filter(|_| !name.is_empty()).find(|path| path.is_dir()).map(|path| model_in(&path))

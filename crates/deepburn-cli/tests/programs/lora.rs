@@ -552,6 +552,10 @@ fn damaged_adapters_are_refused() {
         change(name, value);
         refused(&job(), &["adapter", part]);
     }
+    // PEFT takes it, but the adapter may be the one of a larger model.
+    change("layers_to_transform", json!([0, 1, 2, 9]));
+    let stderr = job().with("training.max_steps", 1).run().succeeded().stderr;
+    assert!(stderr.contains("`layers_to_transform: 9` of the adapter selects nothing"), "{stderr}");
     copy();
     let weights = place.join("adapter_model.safetensors");
     let whole = fs::read(&weights).unwrap();

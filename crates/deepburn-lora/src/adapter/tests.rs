@@ -294,6 +294,22 @@ fn names_of_saved_modules_are_ends_of_texts() {
     assert_eq!(saved(&["tokens", "orm"]), ["model.embed_tokens", "model.norm"]);
 }
 
+#[test]
+fn settings_that_select_nothing_are_named() {
+    let fields = json!({"layers_to_transform": [1, 2, 7], "exclude_modules": ["w"],
+                        "target_modules": ["q_proj"], "rank_pattern": {"up_proj": 2}});
+    let unused = adapter(false, fields).unwrap().unused_settings(&modules(false)).unwrap();
+    assert_eq!(
+        unused,
+        [
+            "rank_pattern.up_proj",
+            "layers_to_transform: 2",
+            "layers_to_transform: 7",
+            "exclude_modules"
+        ]
+    );
+}
+
 //= peft 0.21.2 utils/other.py ModulesToSaveWrapper
 #[test]
 fn tied_parameters_are_saved_once_or_become_two() {

@@ -23,6 +23,8 @@ use super::error::ModelFolderError;
 
 /// The maximum header size of the safetensors format, in bytes.
 const MAX_HEADER: u64 = 100_000_000;
+/// The first bytes of a pointer of Git LFS, which a clone without Git LFS has in place of a file.
+const LFS_START: &[u8; 8] = b"version ";
 /// The size of a read in bytes; a multiple of every element size.
 const CHUNK: usize = 1 << 20;
 
@@ -62,6 +64,11 @@ impl TensorFile {
         }
         let mut length = [0; 8];
         file.read_exact(&mut length).map_err(io)?;
+        if length == *LFS_START {
+            return Err(format(format!(
+                "it is a pointer of Git LFS with {size} bytes, not the file; run `git lfs pull` in its repository"
+            )));
+        }
         let length = u64::from_le_bytes(length);
         // The length is checked before memory for the header is allocated.
         if length > MAX_HEADER.min(size - 8) {
@@ -78,8 +85,12 @@ impl TensorFile {
             .map_err(|error| format(format!("its header is wrong: {error}")))?;
         let (data, expected) = (size - 8 - length, header.data_len() as u64);
         if data != expected {
+            let remedy = match data < expected {
+                true => "is it truncated?",
+                false => "it has bytes after its last tensor; copy or save it again",
+            };
             return Err(format(format!(
-                "its header describes {expected} bytes of tensors, but {data} bytes follow; is it truncated?"
+                "its header describes {expected} bytes of tensors, but {data} bytes follow; {remedy}"
             )));
         }
         Ok(Self { path: path.to_owned(), file, data_start: 8 + length, header })

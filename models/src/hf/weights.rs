@@ -16,6 +16,7 @@
 //! may repeat a tied parameter under its other names.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -25,6 +26,7 @@ use burn::tensor::{Tensor, TensorData, backend::Backend};
 use deepburn_weights::{StoredTensor, Weight, WeightMap};
 use safetensors::tensor::TensorInfo;
 use serde::Deserialize;
+use serde::de::{Deserializer, Error, MapAccess, Visitor};
 
 use super::error::{INDEX, ModelFolderError, TensorProblem, WEIGHTS};
 use super::mean_rows::append_mean_rows;
@@ -62,7 +64,44 @@ struct TensorLocation {
 #[derive(Deserialize)]
 struct Index {
     /// The shard of each tensor, by the tensor's name.
+    #[serde(deserialize_with = "unique_entries")]
     weight_map: BTreeMap<String, String>,
+}
+
+/// Reads an object of strings. A name that is given twice is an error, because only one of its
+/// values can be right.
+///
+/// # Errors
+/// Returns the error of the deserializer.
+fn unique_entries<'de, D: Deserializer<'de>>(
+    object: D,
+) -> Result<BTreeMap<String, String>, D::Error> {
+    /// Collects the entries.
+    struct Entries;
+
+    impl<'de> Visitor<'de> for Entries {
+        type Value = BTreeMap<String, String>;
+
+        fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+            formatter.write_str("an object with the file of each tensor")
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Self::Value, A::Error> {
+            let mut entries = BTreeMap::new();
+            while let Some((tensor, shard)) = fields.next_entry::<String, String>()? {
+                if let Some(first) = entries.get(&tensor) {
+                    return Err(A::Error::custom(format_args!(
+                        "`weight_map` names `{tensor}` twice, in {first} and in {shard}; remove the entry of the file that \
+                         does not have it"
+                    )));
+                }
+                entries.insert(tensor, shard);
+            }
+            Ok(entries)
+        }
+    }
+
+    object.deserialize_map(Entries)
 }
 
 impl Weights {

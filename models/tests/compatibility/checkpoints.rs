@@ -313,6 +313,15 @@ fn wrong_shards_are_refused() {
         let message = load(folder.path()).unwrap_err().to_string();
         assert!(message.contains("index.json cannot be used"), "{message}");
     }
+    // The last entry of a tensor that is named twice would be right.
+    let folder = sharded(shard_of);
+    let path = folder.path().join("model.safetensors.index.json");
+    let text = fs::read_to_string(&path).unwrap();
+    let twice = r#"{"transformer.wte.weight":"part9.safetensors","#;
+    fs::write(path, text.replace(r#""weight_map":{"#, &format!(r#""weight_map":{twice}"#)))
+        .unwrap();
+    let message = load(folder.path()).unwrap_err().to_string();
+    assert!(message.contains("names `transformer.wte.weight` twice"), "{message}");
 }
 
 #[test]
@@ -471,7 +480,12 @@ fn malformed_weight_files_are_refused() {
         ("truncated by one", sound[..sound.len() - 1].to_vec(), "is it truncated?"),
         ("truncated in the header", sound[..100].to_vec(), "announces a header"),
         ("half", sound[..sound.len() / 2].to_vec(), "cannot be used"),
-        ("trailing bytes", [&sound[..], &[0; 4]].concat(), "bytes follow"),
+        ("trailing bytes", [&sound[..], &[0; 4]].concat(), "it has bytes after its last tensor"),
+        (
+            "a pointer of Git LFS",
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 12\n".to_vec(),
+            "it is a pointer of Git LFS with 64 bytes, not the file; run `git lfs pull`",
+        ),
         ("not json", with_header("hello, world", 0), "its header is wrong"),
         ("not utf-8", [&2_u64.to_le_bytes()[..], &[0xff, 0xfe]].concat(), "its header is wrong"),
         ("a list", with_header("[]", 0), "its header is wrong"),

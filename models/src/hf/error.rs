@@ -145,6 +145,20 @@ impl ModelFolderError {
         Self::Io { action, path: path.to_owned(), source }
     }
 
+    /// Returns the file or folder that the error is about; `None` for a value that is written.
+    #[must_use]
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            Self::Io { path, .. } | Self::Config { path, .. } | Self::Format { path, .. } => {
+                Some(path)
+            }
+            Self::NoWeights { folder, .. }
+            | Self::SmallerVocabulary { folder, .. }
+            | Self::Tensors { folder, .. } => Some(folder),
+            Self::Overflow { .. } => None,
+        }
+    }
+
     /// Returns the error for the `config.json` in `folder`.
     pub(crate) fn config(folder: &Path, source: ModelConfigError) -> Self {
         Self::Config { path: folder.join(CONFIG), source }

@@ -261,8 +261,14 @@ impl WeightOrigin {
     pub(crate) fn check(&self, config: &dyn Architecture) -> Result<(), Failure> {
         let Some(folder) = &self.pretrained else { return Ok(()) };
         config.check_weights(folder).map_err(|error| {
-            let remedy = remedy_of_misfit(&error);
-            Failure::mistake(format!("model.pretrained: {error}{remedy}"))
+            // The weights of an adapter are checked too, and their sizes were before.
+            let is_adapter =
+                error.path().is_some_and(|path| path.ends_with("adapter_model.safetensors"));
+            let (key, remedy) = match is_adapter {
+                true => ("model.adapter", ""),
+                false => ("model.pretrained", remedy_of_misfit(&error)),
+            };
+            Failure::mistake(format!("{key}: {error}{remedy}"))
         })
     }
 }

@@ -60,12 +60,22 @@ pub(crate) fn check_base(
     match expected {
         // The given folder is only hashed if there is something to compare with.
         Some(expected) if expected == model.base_fingerprint(folder).map_err(&of_option)? => Ok(()),
-        Some(_) => Err(Failure::mistake(format!(
-            "{option}: the weights in {given} are not those that the adapter in {} was trained on, according to {source}; it \
-             would compute something else; give its base model{}",
-            adapter.path().display(),
-            if name.is_empty() { String::new() } else { format!(", {name}") }
-        ))),
+        Some(_) => {
+            let is_named = named_folder(adapter.path(), name)
+                .is_some_and(|named| fs::canonicalize(named).ok() == fs::canonicalize(folder).ok());
+            let remedy = match name {
+                _ if is_named => "they have changed there since; restore them, give a folder with the earlier weights, or \
+                                  train the adapter again"
+                    .to_owned(),
+                "" => "give its base model".to_owned(),
+                name => format!("give its base model, {name}"),
+            };
+            Err(Failure::mistake(format!(
+                "{option}: the weights in {given} are not those that the adapter in {} was trained on, according to \
+                 {source}; it would compute something else; {remedy}",
+                adapter.path().display()
+            )))
+        }
         None => {
             if !name.is_empty() && last_part(name) != last_part(&given) {
                 tracing::warn!(
@@ -79,16 +89,6 @@ pub(crate) fn check_base(
     }
 }
 
-/// Returns the hash of the base model that the record of an adapter contains. Logs a warning if its
-/// files cannot be read any more, because the adapter is worth more than the hash.
-pub(crate) fn base_hash(adapted: &AnyDecoder, base: &Path) -> Option<String> {
-    let hash = adapted.base_fingerprint(base);
-    hash.map_err(|error| tracing::warn!("the adapter has no hash of its base model: {error}")).ok()
-}
-
-/// Returns the folder that an adapter names as its base model, if it exists. A relative path is
-/// relative to the folder of the program that wrote it. It is tried from here and from the adapter.
-pub(crate) fn named_folder(adapter: &Path, name: &str) -> Option<PathBuf> {
 /// Logs a warning for each setting of a trained adapter that selects nothing in its model: the
 /// adapter may belong to a larger one. `option` names the value that selects the adapter.
 ///
@@ -104,6 +104,16 @@ pub(crate) fn warn_of_unused(option: &str, adapted: &AnyDecoder) -> Result<(), F
     Ok(())
 }
 
+/// Returns the hash of the base model that the record of an adapter contains. Logs a warning if its
+/// files cannot be read any more, because the adapter is worth more than the hash.
+pub(crate) fn base_hash(adapted: &AnyDecoder, base: &Path) -> Option<String> {
+    let hash = adapted.base_fingerprint(base);
+    hash.map_err(|error| tracing::warn!("the adapter has no hash of its base model: {error}")).ok()
+}
+
+/// Returns the folder that an adapter names as its base model, if it exists. A relative path is
+/// relative to the folder of the program that wrote it. It is tried from here and from the adapter.
+pub(crate) fn named_folder(adapter: &Path, name: &str) -> Option<PathBuf> {
     let folders = [PathBuf::new(), adapter.to_owned()];
     let local = folders.iter().map(|folder| folder.join(name));
     local.filter(|_| !name.is_empty()).find(|path| path.is_dir()).map(|path| model_in(&path))

@@ -154,6 +154,15 @@ fn an_adapter_of_another_base_model_is_refused() {
         let warning = "names the base model somebody/elsewhere, and this is";
         assert_eq!(ending.stderr.contains(warning), warns, "{}", ending.stderr);
     }
+    // The folder that the adapter names may have changed itself.
+    let changed = self::job().with("training.max_steps", 1).with("model.pretrained", "base");
+    let base = changed.folder().join("base");
+    copy_of_tiny(&base, |value| value);
+    changed.run().succeeded();
+    fs::remove_dir_all(&base).unwrap();
+    copy_of_tiny(&base, |value| value * 1.05);
+    deepburn(changed.folder(), &["merge", "output", "merged"])
+        .failed(2, &[parts[0], "they have changed there since; restore them, give a folder"]);
 }
 
 /// Selections of the same modules are the same adapter, and so is a copy of the adapter's folder.

@@ -442,6 +442,15 @@ where
         if measured.num_targets > 0 {
             let is_best = self.state.record(&self.plan.best, &measured.row);
             self.saver.note_evaluation(&measured.row, is_best);
+            // Without steps, the caller asked for nothing but the evaluation, and has its result.
+            let loss = measured.row.eval_loss;
+            if !loss.is_finite() && self.engine.rank() == 0 && self.plan.max_steps > 0 {
+                warn!(
+                    "the evaluation after step {} has a loss of {loss}, which counts as no improvement; lower the \
+                     learning rate, or train in bf16 instead of fp16",
+                    measured.row.step
+                );
+            }
         } else {
             // There is no metric to compare, so neither the best model nor early stopping depends
             // on this evaluation.

@@ -8,14 +8,17 @@
 //! evaluation exchange a flag between steps or batches, and all ranks return the same
 //! [`RankOutcome`].
 
+use std::cell::Cell;
 use std::path::PathBuf;
+use std::rc::Rc;
 
 use burn::module::AutodiffModule;
+use deepburn::metrics::EvalRow;
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::zero::{Group, Training};
 use deepburn::{
     BestEvaluation, BestMetric, BestPlan, BoxError, EarlyStopping, Engine, EvaluationEnd,
-    FinalModel, Interrupt, LoopState, Outcome, TrainError, TrainPlan, TrainingEnd,
+    FinalModel, Hook, Interrupt, LoopState, Outcome, TrainError, TrainPlan, TrainingEnd,
 };
 use deepburn_config::{ModelMetric, counted};
 use deepburn_datasets::DataShard;
@@ -168,7 +171,22 @@ fn train_and_test<B: FusedOps + OptimizerOps, R: Recipe<B>>(
     };
     let step = end.step;
     save_results(run, &engine, end, hooks)?;
-    evaluation.test(&engine, step)
+    evaluation.test_trained(&engine, step)
+}
+
+/// Returns the error message for the splits whose loss is not finite; `None` if there are none.
+fn not_finite(losses: &[(&str, Option<f64>)]) -> Option<String> {
+    let wrong = losses.iter().filter_map(|(split, loss)| {
+        let loss = loss.filter(|loss| !loss.is_finite())?;
+        Some(format!("the loss of the {split} split is {loss}"))
+    });
+    let wrong = wrong.collect::<Vec<_>>().join(" and ");
+    (!wrong.is_empty()).then(|| {
+        format!(
+            "{wrong}: the model computes values that are not finite, or no target has a label; check the weights and the \
+             rope fields of model.pretrained, and lora_alpha of an adapter, and use bf16 or fp32 instead of fp16"
+        )
+    })
 }
 
 /// Saves and records the model of a training that ended, and closes the hooks.
@@ -209,6 +227,16 @@ fn save_results<B: OptimizerOps, M: AutodiffModule<Training<B>>>(
     Ok(())
 }
 
+/// Keeps the loss of the last evaluation.
+struct LossHook(Rc<Cell<Option<f64>>>);
+
+impl Hook for LossHook {
+    fn after_evaluation(&mut self, row: &EvalRow, _samples: u64) -> Result<(), BoxError> {
+        self.0.set(Some(row.eval_loss));
+        Ok(())
+    }
+}
+
 /// The evaluation of a model on one rank, after its training or without.
 struct RankEvaluation<'a, B: FusedOps + OptimizerOps, R: Recipe<B>> {
     preparation: &'a Preparation,
@@ -233,6 +261,8 @@ impl<B: FusedOps + OptimizerOps, R: Recipe<B>> RankEvaluation<'_, B, R> {
     ) -> Result<RankOutcome, BoxError> {
         // A training loop without steps, in which an evaluation is due.
         let resumed = LoopState { evaluation_pending: true, ..LoopState::default() };
+        let eval_loss = Rc::new(Cell::new(None));
+        hooks.hooks.push(Box::new(LossHook(eval_loss.clone())));
         let plan = TrainPlan { interrupt: self.interrupt.clone(), resumed, ..TrainPlan::default() };
         let outcome = deepburn::train(engine, &self.task, &mut source, &plan, &mut hooks.hooks)?;
         // End the threads of the data loader before the test starts its own.
@@ -245,24 +275,52 @@ impl<B: FusedOps + OptimizerOps, R: Recipe<B>> RankEvaluation<'_, B, R> {
             }
             Outcome::Finished(_) => {}
         }
-        Ok(match self.test(engine, 0)? {
+        let (outcome, test_loss) = self.test(engine, 0)?;
+        let reason = not_finite(&[("eval", eval_loss.get()), ("test", test_loss)]);
+        // The rows stay recorded.
+        if let Some(reason) = reason.filter(|_| engine.rank() == 0) {
+            return Err(reason.into());
+        }
+        Ok(match outcome {
             RankOutcome::WithoutTest { .. } => RankOutcome::WithoutEvaluation,
             _ => RankOutcome::Evaluated,
         })
     }
 
+    /// Tests the model after training, with a warning if its loss is not finite: the model is
+    /// saved, so the run has its result.
+    ///
+    /// # Errors
+    /// Returns the errors of [`test`](Self::test).
+    fn test_trained(
+        &self,
+        engine: &Engine<B, R::Model>,
+        step: u64,
+    ) -> Result<RankOutcome, BoxError> {
+        let (outcome, loss) = self.test(engine, step)?;
+        if let Some(reason) = not_finite(&[("test", loss)]).filter(|_| engine.rank() == 0) {
+            tracing::warn!("{reason}");
+        }
+        Ok(outcome)
+    }
+
     /// Evaluates the model of `step` on the test split, if there is one, until it is done or
-    /// interrupted. Rank 0 records the result, in its W&B run too.
+    /// interrupted. Returns the loss too, if it is done. Rank 0 records the result, in its W&B run
+    /// too.
     ///
     /// # Errors
     /// Returns an error if data cannot be read, if a collective fails, or if the result cannot be
     /// written.
-    fn test(&self, engine: &Engine<B, R::Model>, step: u64) -> Result<RankOutcome, BoxError> {
+    fn test(
+        &self,
+        engine: &Engine<B, R::Model>,
+        step: u64,
+    ) -> Result<(RankOutcome, Option<f64>), BoxError> {
         let Self { preparation: Preparation { job, plan, .. }, task, interrupt, .. } = self;
         // The stages of a pipeline evaluate the same samples together.
         let shard = DataShard { rank: engine.data_rank(), num_ranks: engine.data_ranks() };
         let Some(mut batches) = self.recipe.test(shard, plan)? else {
-            return Ok(RankOutcome::Finished);
+            return Ok((RankOutcome::Finished, None));
         };
         let is_first = engine.rank() == 0;
         if is_first {
@@ -278,9 +336,9 @@ impl<B: FusedOps + OptimizerOps, R: Recipe<B>> RankEvaluation<'_, B, R> {
                         wandb.test(&measured.row)?;
                     }
                 }
-                Ok(RankOutcome::Finished)
+                Ok((RankOutcome::Finished, Some(measured.row.eval_loss)))
             }
-            EvaluationEnd::Interrupted => Ok(RankOutcome::WithoutTest { step }),
+            EvaluationEnd::Interrupted => Ok((RankOutcome::WithoutTest { step }, None)),
             EvaluationEnd::Unreadable(cause) => {
                 Err(failed(deepburn::data_failure(engine, cause, None)).into())
             }

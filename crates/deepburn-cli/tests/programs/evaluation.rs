@@ -9,8 +9,10 @@ use serde_json::{Value, json};
 #[cfg(unix)]
 use crate::job::Trained;
 use crate::job::{Job, data};
+use crate::lora_tools::copy_of_tiny;
+use crate::program::finetune;
 #[cfg(unix)]
-use crate::program::{Ending, finetune, finetune_command, terminate};
+use crate::program::{Ending, finetune_command, terminate};
 
 /// Mean cross-entropy of the small model over its tokens in sequences of 32, computed with
 /// `transformers` 5 and torch 2.9 in f64.
@@ -40,6 +42,40 @@ fn the_loss_matches_transformers() {
         assert!((record["perplexity"].as_f64().unwrap() - LOSS.exp()).abs() < 1e-3);
         assert_eq!(record["targets"], 1250 * 31);
     }
+}
+
+/// The weights are finite, and what the model computes with them is not.
+#[test]
+fn an_evaluation_without_a_number_fails() {
+    let job = |factor: f32| {
+        let splits = json!({"train": data("tokens.bin"), "eval": data("tokens.bin"), "test": data("tokens.bin")});
+        let job = Job::tiny()
+            .with("data.path", Value::Null)
+            .with("data.splits", splits)
+            .with("model.pretrained", "large")
+            .with("training.max_steps", 1);
+        copy_of_tiny(&job.folder().join("large"), |value| value * factor);
+        job
+    };
+    let large = job(1e36);
+    fs::write(large.folder().join("job.json"), large.json().to_string()).unwrap();
+    finetune(large.folder(), &["--config", "job.json", "--evaluate"]).failed(
+        1,
+        &[
+            "the loss of the eval split is ",
+            " and the loss of the test split is ",
+            "check the weights and the rope fields of model.pretrained, and lora_alpha",
+        ],
+    );
+    // The first step is skipped in fp16, and the model is saved.
+    let large = job(1e3).with("deepspeed.fp16.enabled", true);
+    let stderr = large.run().succeeded().stderr;
+    for part in
+        ["the evaluation after step 1 has a loss of ", "WARN the loss of the test split is "]
+    {
+        assert!(stderr.contains(part), "{part}: {stderr}");
+    }
+    assert!(large.folder().join("output/model/model.safetensors").exists());
 }
 
 /// The whole evaluation would take minutes, but the signal is handled after one batch, which takes

@@ -26,7 +26,7 @@ fn files(folder: &Path) -> Vec<String> {
 }
 
 /// Copies the tiny GPT-2 to `folder`, with each value of its weights changed by `change`.
-fn copy_of_tiny(folder: &Path, change: impl Fn(f32) -> f32) {
+pub(crate) fn copy_of_tiny(folder: &Path, change: impl Fn(f32) -> f32) {
     fs::create_dir(folder).unwrap();
     for name in ["config.json", "model.safetensors"] {
         fs::copy(tiny_model().join(name), folder.join(name)).unwrap();

@@ -218,7 +218,7 @@ mod tests {
     use crate::architecture::SavedConfig;
     use crate::causal_lm::LanguageModel;
     use crate::decoder::{Decoder, DecoderConfig};
-    use crate::families::{Gemma2Config, LlamaConfig, MistralConfig, Phi3Config};
+    use crate::families::{Gemma2Config, LlamaConfig, MistralConfig, Phi3Config, Qwen3Config};
 
     const LENGTH: usize = 170;
     const VOCAB: usize = 37;
@@ -288,6 +288,33 @@ mod tests {
         let own = json!({"rope_scaling": scaling, "original_max_position_embeddings": 32});
         for expected in [0, LENGTH] {
             check::<Phi3Config>(own.clone(), expected);
+        }
+    }
+
+    //= transformers 5.23.0 models/phi3/modeling_phi3.py prepare_inputs_for_generation
+    /// Other families keep the keys that are in the cache. A whole sequence has other keys.
+    #[test]
+    fn only_phi3_computes_keys_again() {
+        fn distances<C: DecoderConfig>() -> [f32; 2] {
+            let scaling = json!({"type": "longrope", "short_factor": [1.0, 1.1],
+                "long_factor": [2.0, 3.0]});
+            let own = json!({"rope_scaling": scaling, "original_max_position_embeddings": 32,
+                "head_dim": 4});
+            let config = C::from_fields(fields(own)).unwrap();
+            let model: Decoder<Flex> = Decoder::new(&config, 5, &FlexDevice).unwrap();
+            let tokens: Vec<i64> = (0..33).map(|it| (it * it * 7 + it) % 37).collect();
+            let mut cache = model.cache(0);
+            model.next_logits(ids(&tokens[..31]), 0, &mut cache);
+            [32, 33].map(|end| {
+                let found = model.next_logits(ids(&tokens[end - 1..end]), end - 1, &mut cache);
+                let whole = model.forward(ids(&tokens[..end])).narrow(1, end - 1, 1);
+                (found - whole.reshape([1, VOCAB])).abs().max().into_scalar()
+            })
+        }
+        let [short, long] = distances::<Phi3Config>();
+        assert!(short < 1e-4 && long < 1e-4, "{short} {long}");
+        for [short, long] in [distances::<LlamaConfig>(), distances::<Qwen3Config>()] {
+            assert!(short < 1e-4 && long > 1e-2, "{short} {long}");
         }
     }
 }

@@ -79,6 +79,9 @@ pub enum RotaryScaling {
         original_len: usize,
         /// The factor of sines and cosines.
         attention_factor: f64,
+        /// Whether generation computes the keys of earlier positions again, with the divisors of
+        /// longer sequences, once a sequence exceeds the original length.
+        recomputes_keys: bool,
     },
 }
 
@@ -172,17 +175,22 @@ impl Rotary {
         }
     }
 
-    /// Returns whether a sequence of `positions` tokens has other frequencies than its first `past`
-    /// tokens had, so that their keys have to be computed again. `transformers` keeps the keys of
-    /// [`RotaryScaling::Dynamic`].
+    //= transformers 5.23.0 models/phi3/modeling_phi3.py prepare_inputs_for_generation
+    /// Returns whether the keys of the first `past` tokens have to be computed again for a sequence
+    /// of `positions` tokens, which has other frequencies. `transformers` does this in Phi 3 only.
+    /// Other models, and [`RotaryScaling::Dynamic`], keep the keys that are in the cache.
     pub(crate) fn outdates_keys(&self, past: usize, positions: usize) -> bool {
-        let RotaryScaling::LongRope { original_len, .. } = self.scaling else { return false };
-        past <= original_len && positions > original_len
+        match self.scaling {
+            RotaryScaling::LongRope { original_len, recomputes_keys: true, .. } => {
+                past <= original_len && positions > original_len
+            }
+            _ => false,
+        }
     }
 
     /// Returns whether there are such lengths.
     pub(crate) fn can_outdate_keys(&self) -> bool {
-        matches!(self.scaling, RotaryScaling::LongRope { .. })
+        matches!(self.scaling, RotaryScaling::LongRope { recomputes_keys: true, .. })
     }
 
     /// Returns the sines and cosines of a pass.

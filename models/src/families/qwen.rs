@@ -3,7 +3,7 @@
 use super::config::Family;
 use super::rope::Rope;
 use super::settings::{Biases, COMMON, Defaults, FamilySettings, LayerForm, LayerSettings};
-use super::windows::{LayerType, layer_types, num_layers, window};
+use super::windows::{LayerType, check_window, layer_types, num_layers, window};
 use crate::hf::{Accepted, ConfigFields, FieldNames, FixedField, ModelConfigError};
 
 /// The fields that both read, beside the common ones.
@@ -88,6 +88,7 @@ fn read(
         Some(_) if layer >= first => LayerType::Sliding,
         _ => LayerType::Full,
     })?;
+    check_window(&types, window, (!is_used).then_some("use_sliding_window"))?;
     let layers = types.into_iter().map(|kind| LayerSettings {
         window: window.filter(|_| kind == LayerType::Sliding),
         rotary: rotary.clone(),

@@ -2,7 +2,8 @@
 //! `rope_scaling` of earlier versions.
 //!
 //! Main type: [`Rope`]. Fields that contradict each other are refused, because versions of
-//! `transformers` differ in which one wins.
+//! `transformers` differ in which one wins. So are values that `transformers` does not read in a
+//! family, although it reads them in others: the same file would describe two models.
 
 use serde_json::{Map, Value};
 
@@ -11,12 +12,24 @@ use crate::decoder::{Rotary, RotaryScaling};
 use crate::hf::{ConfigFields, MAX_SIZE, ModelConfigError, check_size};
 
 /// What the rotation depends on besides its own fields.
+#[derive(Clone, Copy)]
 pub(super) struct Rope {
     head_width: usize,
     max_len: usize,
     theta: f64,
-    /// Whether the types `su` and `yarn` mean `longrope`.
-    is_phi3: bool,
+    form: RopeForm,
+}
+
+/// Which fields and types a family has.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum RopeForm {
+    /// One rotation of whole heads.
+    Shared,
+    /// One rotation, in Phi 3: of a part of each head, unscaled or `longrope`, whose older names
+    /// are `su` and `yarn`.
+    Phi3,
+    /// A rotation for each type of layer, in Gemma 3.
+    ByLayerType,
 }
 
 /// The parameters of one rotation, as written.
@@ -26,16 +39,19 @@ struct RopeParameters {
     values: Map<String, Value>,
 }
 
+/// `original_max_position_embeddings` of a Phi 3 that does not have the field.
+const ORIGINAL_LEN_OF_PHI3: usize = 4096;
+
 impl Rope {
     /// Returns the reader for a model with these sizes, and with this base if none is given.
     pub(super) fn new(settings: &FamilySettings, theta: f64) -> Self {
         let (head_width, max_len) = (settings.attention.head_width, settings.max_len);
-        Self { head_width, max_len, theta, is_phi3: false }
+        Self { head_width, max_len, theta, form: RopeForm::Shared }
     }
 
-    /// Returns the reader for Phi 3, which has older names of types.
+    /// Returns the reader for Phi 3.
     pub(super) fn of_phi3(self) -> Self {
-        Self { is_phi3: true, ..self }
+        Self { form: RopeForm::Phi3, ..self }
     }
 
     /// Reads the rotation of all layers.
@@ -49,36 +65,52 @@ impl Rope {
         self.rotary(fields, &mut parameters, "rope_theta", self.theta)
     }
 
-    /// Reads the rotations of full and of sliding layers. Older fields scale the full layers only.
+    //= transformers 5.23.0 models/gemma3/configuration_gemma3.py convert_rope_params_to_dict
+    /// Reads the rotations of full and of sliding layers. `rope_scaling`, the older field, scales
+    /// the full layers only.
     ///
     /// # Errors
-    /// Returns the errors of [`read`](Self::read).
+    /// Returns the errors of [`read`](Self::read), and [`ModelConfigError::Field`] for the form of
+    /// another family.
     pub(super) fn read_by_layer_type(
         &self,
         fields: &mut ConfigFields,
     ) -> Result<[Rotary; 2], ModelConfigError> {
         let (field, mut given) = scaling(fields)?;
-        // Version 5 has an object for each type of layer. Parameters of one rotation are never
-        // objects.
-        let is_by_type = given.values().any(Value::is_object);
-        let mut take = |name: &str| match given.remove(name) {
-            Some(Value::Object(values)) => Ok(RopeParameters { field, values }),
-            None | Some(Value::Null) => Ok(RopeParameters { field, values: Map::new() }),
-            Some(other) => Err(refused(field, name, &other, "an object")),
-        };
-        let [mut full, mut sliding] = if is_by_type {
-            let both = [take("full_attention")?, take("sliding_attention")?];
-            if let Some((name, value)) = given.iter().next() {
-                let rule = "one of full_attention, sliding_attention";
-                return Err(refused(field, name, value, rule));
+        let [mut full, mut sliding] = match field {
+            "rope_parameters" => {
+                let types = [
+                    ("full_attention", "rope_parameters.full_attention"),
+                    ("sliding_attention", "rope_parameters.sliding_attention"),
+                ];
+                let both = types.map(|(name, field)| match given.remove(name) {
+                    Some(Value::Object(values)) => Ok(RopeParameters { field, values }),
+                    None | Some(Value::Null) => Ok(RopeParameters { field, values: Map::new() }),
+                    Some(other) => Err(refused("rope_parameters", name, &other, "an object")),
+                });
+                if let Some((name, value)) = given.iter().find(|(_, value)| !value.is_null()) {
+                    let rule = "in the objects full_attention and sliding_attention, because the model has a rotation for \
+                                each type of layer";
+                    return Err(refused(field, name, value, rule));
+                }
+                let [full, sliding] = both;
+                [full?, sliding?]
             }
-            both
-        } else {
-            [RopeParameters { field, values: given }, RopeParameters { field, values: Map::new() }]
+            // `transformers` overwrites parameters of an unscaled rotation with these, so the type
+            // stays unless it has the newer name.
+            _ => {
+                if let (None, Some(kind)) = (given.get("rope_type"), given.get("type")) {
+                    let rule =
+                        "named `rope_type`: `transformers` does not read `type` in this family";
+                    return Err(refused(field, "type", kind, rule));
+                }
+                [given, Map::new()].map(|values| RopeParameters { field, values })
+            }
         };
+        let rope = Self { form: RopeForm::ByLayerType, ..*self };
         Ok([
-            self.rotary(fields, &mut full, "rope_theta", self.theta)?,
-            self.rotary(fields, &mut sliding, "rope_local_base_freq", 1e4)?,
+            rope.rotary(fields, &mut full, "rope_theta", self.theta)?,
+            rope.rotary(fields, &mut sliding, "rope_local_base_freq", 1e4)?,
         ])
     }
 
@@ -96,21 +128,42 @@ impl Rope {
         // With such a base, all frequencies are normal f32 numbers.
         let fits = (1.0..1e30).contains(&theta);
         ModelConfigError::unless(fits, theta_name, theta, "a number above 1")?;
-        let older = optional_number(fields, "partial_rotary_factor")?;
-        let own = parameters.number("partial_rotary_factor", 0.0)?;
-        let share = agreed(parameters, "partial_rotary_factor", own, older)?.unwrap_or(1.0);
-        // Rounded towards 0, as in `transformers`.
-        let width = (self.head_width as f64 * share) as usize;
-        if !(share <= 1.0 && width >= 2 && width.is_multiple_of(2)) {
-            let rule = format!(
-                "a share for which `head_dim` = {} has an even number of rotated elements",
-                self.head_width
-            );
-            return Err(refused(parameters.field, "partial_rotary_factor", &share.into(), &rule));
-        }
+        let width = self.width(fields, parameters)?;
         let scaling = self.scaling(fields, parameters, width, theta)?;
         parameters.finish()?;
         Ok(Rotary { width, theta, scaling })
+    }
+
+    //= transformers 5.23.0 models/phi3/modeling_phi3.py compute_default_rope_parameters
+    /// Reads the number of elements of a head that are rotated.
+    fn width(
+        &self,
+        fields: &mut ConfigFields,
+        parameters: &mut RopeParameters,
+    ) -> Result<usize, ModelConfigError> {
+        const NAME: &str = "partial_rotary_factor";
+        let older = optional_number(fields, NAME)?;
+        let own = parameters.number(NAME, 0.0)?;
+        let share = agreed(parameters, NAME, own, older)?.unwrap_or(1.0);
+        let refused = |rule: &str| match own {
+            Some(_) => refused(parameters.field, NAME, &share.into(), rule),
+            None => ModelConfigError::value(NAME, share, rule),
+        };
+        if self.form != RopeForm::Phi3 && share != 1.0 {
+            // Unscaled rotations ignore the factor there, and scaled ones fail.
+            let rule = "1: `transformers` rotates whole heads of this family, and only reads the factor in others; set it \
+                        to 1 to rotate whole heads";
+            return Err(refused(rule));
+        }
+        // Rounded towards 0, as in `transformers`.
+        let width = (self.head_width as f64 * share) as usize;
+        match share <= 1.0 && width >= 2 && width.is_multiple_of(2) {
+            true => Ok(width),
+            false => Err(refused(&format!(
+                "a share for which `head_dim` = {} has an even number of rotated elements",
+                self.head_width
+            ))),
+        }
     }
 
     /// Reads the scaling of the frequencies of `width` elements.
@@ -122,14 +175,14 @@ impl Rope {
         theta: f64,
     ) -> Result<RotaryScaling, ModelConfigError> {
         let kind = parameters.kind()?;
-        let older = fields.optional_count("original_max_position_embeddings")?;
-        // These divide by it or by its logarithm.
-        if let ("llama3" | "longrope" | "su" | "yarn", Some(len)) = (kind.as_str(), older) {
-            check_size("original_max_position_embeddings", len, MAX_SIZE)?;
+        let original_len = self.original_len(fields, parameters, &kind)?;
+        //= transformers 5.23.0 models/phi3/configuration_phi3.py validate_rope
+        let is_known = self.form != RopeForm::Phi3
+            || ["default", "longrope", "su", "yarn"].contains(&kind.as_str());
+        if !is_known {
+            let rule = "one of default, longrope, the types that `transformers` has for Phi 3";
+            return Err(refused(parameters.field, "rope_type", &kind.into(), rule));
         }
-        let own = parameters.number("original_max_position_embeddings", 1.0)?;
-        // Phi 3 has the length outside of the parameters, where it wins.
-        let original_len = older.or(own.map(|length| length as usize)).unwrap_or(self.max_len);
         match kind.as_str() {
             "default" => Ok(RotaryScaling::Default),
             "linear" => Ok(RotaryScaling::Linear { factor: parameters.factor("factor")? }),
@@ -151,13 +204,65 @@ impl Rope {
                 })
             }
             "longrope" => self.longrope(parameters, width, original_len),
-            "su" | "yarn" if self.is_phi3 => self.longrope(parameters, width, original_len),
+            "su" | "yarn" if self.form == RopeForm::Phi3 => {
+                self.longrope(parameters, width, original_len)
+            }
             // Its ramp divides by the logarithm of the base.
-            "yarn" if theta > 1.0 => yarn(parameters, original_len),
+            "yarn" if theta > 1.0 => {
+                let field = parameters.field;
+                let scaling = yarn(parameters, original_len)?;
+                if let (RopeForm::ByLayerType, RotaryScaling::Yarn { truncate: false, .. }) =
+                    (self.form, &scaling)
+                {
+                    let rule = "true: `transformers` does not read it in this family, and rounds; remove it";
+                    return Err(refused(field, "truncate", &false.into(), rule));
+                }
+                Ok(scaling)
+            }
             _ => {
                 let rule = "one of default, linear, dynamic, llama3, longrope, yarn";
                 Err(refused(parameters.field, "rope_type", &kind.into(), rule))
             }
+        }
+    }
+
+    //= transformers 5.23.0 models/phi3/configuration_phi3.py original_max_position_embeddings
+    /// Reads the length that the model was first trained on.
+    fn original_len(
+        &self,
+        fields: &mut ConfigFields,
+        parameters: &mut RopeParameters,
+        kind: &str,
+    ) -> Result<usize, ModelConfigError> {
+        const NAME: &str = "original_max_position_embeddings";
+        let own = parameters.number(NAME, 1.0)?;
+        if let Some(length) = own.filter(|length| length.fract() != 0.0) {
+            return Err(refused(parameters.field, NAME, &length.into(), "a positive integer"));
+        }
+        let own = own.map(|length| length as usize);
+        let is_read = ["llama3", "longrope", "su", "yarn"].contains(&kind);
+        let outside = match self.form {
+            // Not read there, and therefore refused if it is given.
+            RopeForm::ByLayerType => None,
+            _ => fields.optional_count(NAME)?,
+        };
+        if let Some(length) = outside.filter(|_| is_read) {
+            // Some types divide by it or by its logarithm.
+            check_size(NAME, length, MAX_SIZE)?;
+        }
+        match (self.form, own, outside) {
+            // Outside of the parameters, it wins.
+            (_, _, Some(length)) => Ok(length),
+            (RopeForm::Phi3, Some(own), None) if is_read && own != ORIGINAL_LEN_OF_PHI3 => {
+                let rule = format!(
+                    "{ORIGINAL_LEN_OF_PHI3}, which `transformers` uses if Phi 3 has no `{NAME}` outside of `{field}`; \
+                     write it there",
+                    field = parameters.field
+                );
+                Err(refused(parameters.field, NAME, &own.into(), &rule))
+            }
+            (RopeForm::Phi3, _, None) => Ok(ORIGINAL_LEN_OF_PHI3),
+            (_, own, None) => Ok(own.unwrap_or(self.max_len)),
         }
     }
 
@@ -182,7 +287,13 @@ impl Rope {
         let rule = "an integer above 1, by whose logarithm the attention factor is divided";
         let name = "original_max_position_embeddings";
         ModelConfigError::unless(attention_factor.is_finite(), name, original_len, rule)?;
-        Ok(RotaryScaling::LongRope { short_factor, long_factor, original_len, attention_factor })
+        Ok(RotaryScaling::LongRope {
+            short_factor,
+            long_factor,
+            original_len,
+            attention_factor,
+            recomputes_keys: self.form == RopeForm::Phi3,
+        })
     }
 }
 
@@ -201,11 +312,17 @@ fn yarn(
         (Some(own), Some(all)) if own != 0.0 && all != 0.0 => grown(own) / grown(all),
         _ => grown(1.0),
     });
+    // Python's `or` takes the default for 0, too.
+    let mut or = |name, default| {
+        let given = parameters.number(name, 0.0)?;
+        Ok(given.filter(|rotations| *rotations != 0.0).unwrap_or(default))
+    };
+    let (beta_fast, beta_slow) = (or("beta_fast", 32.0)?, or("beta_slow", 1.0)?);
     Ok(RotaryScaling::Yarn {
         factor,
         original_len,
-        beta_fast: parameters.number("beta_fast", 0.0)?.unwrap_or(32.0),
-        beta_slow: parameters.number("beta_slow", 0.0)?.unwrap_or(1.0),
+        beta_fast,
+        beta_slow,
         truncate: parameters.flag("truncate", true)?,
         attention_factor,
     })
@@ -271,7 +388,7 @@ impl RopeParameters {
             (Some(Value::String(kind)), _) | (None, Some(Value::String(kind))) => Ok(kind),
             (None, None) if self.values.is_empty() => Ok("default".into()),
             // `transformers` reads parameters without a type as an unscaled rotation.
-            (None, None) if self.field == "rope_parameters" => Ok("default".into()),
+            (None, None) if self.field != "rope_scaling" => Ok("default".into()),
             (kind, older) => {
                 let kind = kind.or(older).unwrap_or_default();
                 Err(refused(field, "rope_type", &kind, "the name of a type"))
@@ -306,9 +423,11 @@ impl RopeParameters {
         self.required(name, 1.0)
     }
 
+    /// Takes a boolean. Null is refused, because `transformers` takes it for false, whatever the
+    /// default.
     fn flag(&mut self, name: &str, default: bool) -> Result<bool, ModelConfigError> {
         match self.values.remove(name) {
-            None | Some(Value::Null) => Ok(default),
+            None => Ok(default),
             Some(Value::Bool(value)) => Ok(value),
             Some(value) => Err(refused(self.field, name, &value, "true or false")),
         }

@@ -62,6 +62,31 @@ pub(super) fn window(
     positive_or_null(fields, "sliding_window", default)
 }
 
+/// Checks that sliding layers have a window. `switch` is the field that turns windows off, if the
+/// model has it and it does. `transformers` fails without a window.
+///
+/// # Errors
+/// Returns [`ModelConfigError::Value`] for sliding layers without a window.
+pub(super) fn check_window(
+    types: &[LayerType],
+    window: Option<usize>,
+    switch: Option<&'static str>,
+) -> Result<(), ModelConfigError> {
+    if window.is_some() || !types.contains(&LayerType::Sliding) {
+        return Ok(());
+    }
+    let reason = "because the model has layers of type sliding_attention; for a model without windows, write \
+                  full_attention for all layers in `layer_types`";
+    Err(match switch {
+        Some(name) => ModelConfigError::value(name, false, format!("true, {reason}")),
+        None => ModelConfigError::value(
+            "sliding_window",
+            "null",
+            format!("a positive integer, {reason}"),
+        ),
+    })
+}
+
 /// Reads a field that is a positive integer or null.
 ///
 /// # Errors

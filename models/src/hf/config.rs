@@ -329,6 +329,11 @@ impl ConfigFields {
         self.fields.contains_key(name)
     }
 
+    /// Returns whether a field is missing or null.
+    pub(crate) fn is_unset(&self, name: &str) -> bool {
+        self.fields.get(name).is_none_or(Value::is_null)
+    }
+
     /// Takes the value of a field, or returns `default` if the field is missing.
     ///
     /// # Errors

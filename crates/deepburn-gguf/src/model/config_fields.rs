@@ -69,8 +69,19 @@ impl Hyperparameters {
                 ("attention_bias", json!(self.attention.has_output_bias)),
                 ("mlp_bias", json!(self.feed_forward.has_bias)),
             ]),
-            Architecture::Gpt2 | Architecture::Llama | Architecture::Phi3 => {
+            Architecture::Gpt2 | Architecture::Llama => {
                 object([("sliding_window", json!(self.window()))])
+            }
+            Architecture::Phi3 => {
+                let mut fields = object([("sliding_window", json!(self.window()))]);
+                // Phi 3 of `transformers` reads it here only.
+                if let Some(RopeScaling::LongRope { original_len, .. }) =
+                    self.rope.as_ref().map(|rope| &rope.scaling)
+                {
+                    fields
+                        .insert("original_max_position_embeddings".to_owned(), json!(original_len));
+                }
+                fields
             }
             Architecture::Qwen2 => self.window_fields(true),
             Architecture::Qwen3 => {

@@ -93,9 +93,13 @@ fn rope(rotary: &Rotary) -> GgufRope {
         RotaryScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_len } => {
             RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_len }
         }
-        RotaryScaling::LongRope { short_factor, long_factor, original_len, attention_factor } => {
-            RopeScaling::LongRope { short_factor, long_factor, original_len, attention_factor }
-        }
+        RotaryScaling::LongRope {
+            short_factor,
+            long_factor,
+            original_len,
+            attention_factor,
+            ..
+        } => RopeScaling::LongRope { short_factor, long_factor, original_len, attention_factor },
     };
     GgufRope { width: rotary.width, theta: rotary.theta, scaling }
 }

@@ -14,8 +14,8 @@ use deepburn::{Forecast, ForecastError, Meta, MetaDevice};
 use deepburn_config::Plan;
 use deepburn_models::decoder::AnyDecoder;
 use deepburn_models::{
-    Architecture, BatchShape, BuildModel, TextBatch, TextBatchError, TextClassifier,
-    TextClassifierConfig, TextLimits,
+    Architecture, BatchShape, BuildModel, LanguageModelConfig, TextBatch, TextBatchError,
+    TextClassifier, TextClassifierConfig, TextLimits,
 };
 
 use crate::data::causal_task::{CausalTask, Objective};
@@ -36,6 +36,16 @@ pub(crate) enum KnownModel {
     LanguageModel(AnyDecoder),
     /// A model that classifies texts.
     Classifier(Box<dyn KnownClassifier>),
+}
+
+impl KnownModel {
+    /// Returns the number of tokens of the longest sequence that can be trained.
+    pub(crate) fn longest(&self) -> usize {
+        match self {
+            Self::LanguageModel(model) => model.limits().max_len,
+            Self::Classifier(model) => model.limits().max_len,
+        }
+    }
 }
 
 /// The configuration of a classifier of any architecture.

@@ -26,7 +26,7 @@ use deepburn_chat::{
     ChatContext, ChatError, ChatTemplates, ConversationEnd, Day, Message, SpecialTokens,
 };
 use deepburn_datasets::Tokenizer;
-use deepburn_models::Architecture;
+use deepburn_models::LanguageModelConfig;
 use deepburn_models::causal_lm::GenerateOptions;
 use deepburn_models::hf::GenerationConfig;
 
@@ -146,7 +146,7 @@ impl Conversation {
         templates.select(false).map_err(of_chat)?;
         let special_tokens = SpecialTokens::of_folder(&folder).map_err(of_chat)?;
         let config = GenerationConfig::read(&sources.texts).map_err(Failure::mistake)?;
-        let positions = sources.model.max_len();
+        let positions = sources.model.limits().max_len;
         // Half of a small model's positions are left for the conversation.
         let most = MAX_ANSWER.min(positions / 2);
         let settings =

@@ -107,7 +107,7 @@ pub(crate) fn estimates(arguments: &EstimateArguments) -> Result<String, Failure
         true => arguments.sequence_length.or(Some(model.max_len() as u64)),
         false => arguments.sequence_length,
     };
-    let batch = batch_shape(length, model, plan.batch.micro_batch_size)?;
+    let batch = batch_shape(length, known.longest(), plan.batch.micro_batch_size)?;
     // Errors of parameter groups name their key, and the groups are logged.
     grouped_sizes(model, &plan)?;
     let subject = EstimateInput { arguments, plan: &plan, model: &known, batch };
@@ -485,10 +485,10 @@ impl<'a> StepTimes<'a> {
 /// Returns a user's mistake if the model does not support the length.
 fn batch_shape(
     length: Option<u64>,
-    model: &dyn Architecture,
+    longest: usize,
     sequences: usize,
 ) -> Result<Option<BatchShape>, Failure> {
-    let longest = model.max_len() as u64;
+    let longest = longest as u64;
     match length {
         Some(length) if !(1..=longest).contains(&length) => Err(Failure::mistake(format!(
             "--sequence-length: out of range: {length}; the model supports 1 to {longest} tokens"

@@ -24,10 +24,10 @@ use clap::builder::NonEmptyStringValueParser;
 use deepburn::kernels::RowEncoding;
 use deepburn_chat::{ChatContext, ChatTemplates, ConversationEnd, Day, Message, SpecialTokens};
 use deepburn_datasets::Tokenizer;
+use deepburn_models::LanguageModelConfig;
 use deepburn_models::causal_lm::{GenerateOptions, RandomSampling, Sampling};
 use deepburn_models::decoder::AnyDecoder;
 use deepburn_models::hf::{GENERATION_CONFIG, GenerationConfig};
-use deepburn_models::{Architecture, LanguageModelConfig};
 
 use crate::console;
 use crate::failure::Failure;
@@ -93,16 +93,17 @@ pub(crate) fn generate(arguments: &GenerateArguments) -> Result<String, Failure>
         return Err(Failure::mistake("--prompt: has no tokens; give a text to continue"));
     }
     let config = GenerationConfig::read(texts).map_err(Failure::mistake)?;
+    let positions = model.limits().max_len;
     let mut settings = GenerationSettings::new(
         &arguments.sampling,
         config.as_ref(),
-        [tokens.len(), model.max_len()],
+        [tokens.len(), positions],
         MAX_NEW_TOKENS,
     )?;
     settings.check_sequences(arguments.num_return_sequences)?;
     settings.notes.extend(unapplied(arguments, config.as_ref(), &settings.sampling));
     settings.notes.iter().for_each(|note| console::eprint(note));
-    let context = last_tokens(&tokens, settings.max_new_tokens, model.max_len())?;
+    let context = last_tokens(&tokens, settings.max_new_tokens, positions)?;
     let ends = end_tokens(model, config.as_ref(), tokenizer.vocab_size());
     let options = settings.options(ends, &tokenizer);
     let stop = StopTexts { texts: &arguments.stop, tokenizer: &tokenizer };

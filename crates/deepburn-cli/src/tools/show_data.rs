@@ -25,7 +25,7 @@ use deepburn_datasets::{
     Tokenizer,
 };
 use deepburn_models::decoder::AnyDecoder;
-use deepburn_models::{Architecture, LanguageModelConfig};
+use deepburn_models::{LanguageModelConfig, TokenLimits};
 use serde_json::Value;
 
 use crate::console::printable;
@@ -160,8 +160,10 @@ fn ends(
 /// A new model has the vocabulary of the tokenizer, and its default length counts only if the job
 /// sets it.
 fn limits(job: &Job, model: Option<&AnyDecoder>, vocab_size: usize) -> SampleLimits {
-    let known = model
-        .map_or([vocab_size, usize::MAX], |model| [model.limits().vocab_size, model.max_len()]);
+    let known = model.map_or([vocab_size, usize::MAX], |model| {
+        let TokenLimits { vocab_size, max_len, .. } = model.limits();
+        [vocab_size, max_len]
+    });
     let given = |names: &[&str], known: usize| {
         let fields = names.iter().filter_map(|name| job.model.config.get(*name)?.as_u64());
         fields.filter_map(|value| usize::try_from(value).ok()).next().unwrap_or(known)

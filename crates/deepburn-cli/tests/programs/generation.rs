@@ -37,6 +37,27 @@ fn generation_stops_at_the_tokens_of_the_generation_config() {
     }
 }
 
+/// The rotation grows with the length, so generation has no limit, as training.
+#[test]
+fn a_dynamic_rotation_continues_beyond_its_positions() {
+    let llama = json!({"architecture": "llama", "config": {
+        "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 1,
+        "num_attention_heads": 3, "num_key_value_heads": 1, "max_position_embeddings": 16,
+        "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}});
+    let data = json!({"kind": "synthetic", "sequence_length": 32, "vocab_size": 300});
+    let job = Job::uneven().with("model", llama).with("data", data).sharded(1, 1);
+    let job = job.with("training.max_steps", 1);
+    job.train();
+    let file = job.folder().join("output/model/generation_config.json");
+    fs::write(file, json!({"eos_token_id": 299}).to_string()).unwrap();
+    let ending = generate(&job, "output/model", &["--max-new-tokens", "40"]).succeeded();
+    // The prompt is not cut.
+    assert_eq!(ending.stderr, "");
+    assert!(ending.stdout.starts_with("The cat"), "{}", ending.stdout);
+    let estimate = ["estimate", "--model", "output/model/config.json", "--sequence-length", "32"];
+    deepburn(job.folder(), &estimate).succeeded();
+}
+
 /// The text of a file with values is the text of options with these values, and options win.
 #[test]
 fn the_generation_config_has_the_defaults_of_options() {

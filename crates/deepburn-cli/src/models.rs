@@ -46,12 +46,15 @@ static MODELS: [ModelEntry; 10] = [
     }),
 ];
 
-/// The `model_type` of files that do not have this field: only the first versions of `transformers`
-/// omitted it, and GPT-2 is the only supported model that they have.
+/// The `model_type` of files of the first versions of `transformers`, which do not have this field.
+/// GPT-2 is the only supported model that they have.
 const FIRST_MODEL_TYPE: &str = <Gpt2Config as SavedConfig>::MODEL_TYPE;
 
-/// The architecture of these files.
+/// The architecture of these files, and of a job that names none.
 const FIRST_ARCHITECTURE: Architecture = Architecture::Gpt2;
+
+/// Fields by which these files are recognized.
+const FIRST_FIELDS: [&str; 5] = ["n_ctx", "n_embd", "n_head", "n_layer", "n_positions"];
 
 /// A supported model.
 pub(crate) struct ModelEntry {
@@ -132,8 +135,17 @@ pub(crate) fn of_job(job: &Job, pretrained: Option<&Path>) -> Result<&'static Mo
 fn architecture_of(job: &Job, pretrained: Option<&Path>) -> Result<Architecture, Failure> {
     let given = job.model.architecture;
     // A folder whose `config.json` is missing or damaged is reported when the model is opened.
-    let Some((file, model_type)) = pretrained.and_then(saved_type) else {
+    let Some((file, fields)) = pretrained.and_then(saved_fields) else {
         return Ok(given.unwrap_or(FIRST_ARCHITECTURE));
+    };
+    if let (Some(given), None) = (given, fields.get("model_type")) {
+        return Ok(given);
+    }
+    let with_weights =
+        || model_types(MODELS.iter().filter(|model| model.architecture.takes_pretrained()));
+    let Some(model_type) = model_type_of(&fields) else {
+        let problem = unknown_type(&fields, &with_weights());
+        return Err(Failure::mistake(format!("model.pretrained: {}: {problem}", file.display())));
     };
     // Any entry of the type will do, because all of them have the same architecture.
     let found = MODELS.iter().find(|model| model.model_type == model_type);
@@ -156,24 +168,45 @@ fn architecture_of(job: &Job, pretrained: Option<&Path>) -> Result<Architecture,
             )))
         }
         (_, Some(found)) if found.takes_pretrained() => Ok(found),
-        _ => {
-            let with_weights = MODELS.iter().filter(|model| model.architecture.takes_pretrained());
-            Err(Failure::mistake(format!(
-                "model.pretrained: {file} has model_type \"{model_type}\", whose weights are not supported; \
-                 supported: {}",
-                model_types(with_weights)
-            )))
+        _ => Err(Failure::mistake(format!(
+            "model.pretrained: {file} has model_type \"{model_type}\", whose weights are not supported; \
+             supported: {}",
+            with_weights()
+        ))),
+    }
+}
+
+/// Returns the path of the `config.json` in a folder, and its fields; `None` if the file cannot be
+/// read.
+fn saved_fields(folder: &Path) -> Option<(PathBuf, Map<String, Value>)> {
+    let file = folder.join("config.json");
+    let fields = read_fields(&read_small_file(&file).ok()?).ok()?;
+    Some((file, fields))
+}
+
+/// Returns the `model_type` of a `config.json`; `None` if it is unknown or not a text.
+fn model_type_of(fields: &Map<String, Value>) -> Option<&str> {
+    match fields.get("model_type") {
+        Some(given) => given.as_str(),
+        None => {
+            let is_first = FIRST_FIELDS.iter().any(|name| fields.contains_key(*name));
+            is_first.then_some(FIRST_MODEL_TYPE)
         }
     }
 }
 
-/// Returns the path of the `config.json` in a folder, and its `model_type`; `None` if the file
-/// cannot be read or does not have this field.
-fn saved_type(folder: &Path) -> Option<(PathBuf, String)> {
-    let file = folder.join("config.json");
-    let fields = read_fields(&read_small_file(&file).ok()?).ok()?;
-    let model_type = fields.get("model_type")?.as_str()?.to_owned();
-    Some((file, model_type))
+/// Returns the problem of a `config.json` without a valid `model_type`.
+fn unknown_type(fields: &Map<String, Value>, supported: &str) -> ModelConfigError {
+    match fields.get("model_type") {
+        Some(other) => ModelConfigError::Value {
+            name: "model_type",
+            value: other.to_string(),
+            rule: format!("one of {supported}"),
+        },
+        None => ModelConfigError::Field(format!(
+            "`model_type` is missing, so the model is unknown; add it, as one of {supported}"
+        )),
+    }
 }
 
 /// Reads the fields of a `config.json`.
@@ -182,9 +215,7 @@ fn saved_type(folder: &Path) -> Option<(PathBuf, String)> {
 /// Returns [`ModelConfigError`] if the model is not supported, or if a field has the wrong type or
 /// is out of range.
 pub(crate) fn read_saved(fields: Map<String, Value>) -> Result<KnownModel, ModelConfigError> {
-    let given = fields.get("model_type");
-    let model_type = given.map_or(Some(FIRST_MODEL_TYPE), Value::as_str);
-    // A `model_type` that is not a text is an unknown one, unlike a missing one.
+    let model_type = model_type_of(&fields);
     let of_type = MODELS.iter().filter(|model| Some(model.model_type) == model_type);
     let task = match is_sequence_classifier(&fields) {
         true => ModelTask::Classification,
@@ -194,11 +225,7 @@ pub(crate) fn read_saved(fields: Map<String, Value>) -> Result<KnownModel, Model
     let model = of_type.clone().find(|model| model.task == task).or(of_type.clone().next());
     match model {
         Some(model) => (model.read)(fields),
-        None => Err(ModelConfigError::Value {
-            name: "model_type",
-            value: given.unwrap_or(&Value::Null).to_string(),
-            rule: format!("one of {}", model_types(MODELS.iter())),
-        }),
+        None => Err(unknown_type(&fields, &model_types(MODELS.iter()))),
     }
 }
 
@@ -245,9 +272,9 @@ mod tests {
 
     #[test]
     fn the_model_type_selects_the_architecture() {
-        // Files without a valid `model_type` are read as GPT-2, which reports their errors.
-        for config in [json!({"model_type": "gpt2"}), json!({}), json!({"model_type": 3}), json!(7)]
-        {
+        // Files of the first versions have no `model_type`. A file that cannot be read is reported
+        // when the model is opened.
+        for config in [json!({"model_type": "gpt2"}), json!({"n_embd": 8}), json!(7)] {
             for given in [None, Some("gpt2")] {
                 let model = of_folder(given, &config).unwrap();
                 assert_eq!(model.architecture, Architecture::Gpt2);
@@ -268,6 +295,23 @@ mod tests {
             let error = of_folder(given, &json!({ "model_type": model_type })).err().unwrap();
             assert!(error.contains(expected), "{error}");
         }
+        for (config, problem) in [
+            (json!({}), "`model_type` is missing, so the model is unknown; add it, as one of"),
+            (json!({"hidden_size": 8}), "`model_type` is missing"),
+            (json!({"model_type": 3}), "`model_type` is 3, but it must be one of"),
+            (json!({"model_type": null, "n_embd": 8}), "`model_type` is null"),
+        ] {
+            let error = of_folder(None, &config).err().unwrap();
+            assert!(error.contains(problem), "{error}");
+            assert!(
+                error.ends_with("gpt2, llama, qwen2, qwen3, mistral, phi3, gemma2, gemma3_text")
+            );
+        }
+        // The job may name what the file does not.
+        let model = of_folder(Some("llama"), &json!({"hidden_size": 8})).unwrap();
+        assert_eq!(model.architecture, Architecture::Llama);
+        let error = of_folder(Some("llama"), &json!({"model_type": 3})).err().unwrap();
+        assert!(error.contains("`model_type` is 3"), "{error}");
     }
 
     #[test]
@@ -277,7 +321,11 @@ mod tests {
             Ok(model) => matches!(model, KnownModel::Classifier(_)),
             Err(error) => panic!("{fields}: {error}"),
         };
-        assert!(classifies(json!({"architectures": ["GPT2ForSequenceClassification"]})));
+        let first = json!({"architectures": ["GPT2ForSequenceClassification"], "n_ctx": 8});
+        assert!(classifies(first));
+        let error = read(json!({"hidden_size": 8})).err().unwrap().to_string();
+        assert!(error.starts_with("`model_type` is missing, so the model is unknown"), "{error}");
+        assert!(error.ends_with("gemma3_text, deepburn_encoder"), "{error}");
         assert!(classifies(json!({"model_type": "deepburn_encoder"})));
         for architectures in [json!(["GPT2LMHeadModel"]), json!([]), json!(null), json!("x")] {
             assert!(!classifies(json!({"model_type": "gpt2", "architectures": architectures})));

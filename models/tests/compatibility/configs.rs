@@ -234,8 +234,8 @@ fn fields_that_transformers_does_not_read_in_a_family_are_refused() {
         ),
         (
             "gemma3_text",
-            json!({"rope_parameters": {"rope_type": "linear", "factor": 8.0}}),
-            "`rope_parameters.factor` is 8.0, but it must be in the objects full_attention",
+            json!({"rope_parameters": {"rope_type": "linear"}}),
+            "`rope_parameters.rope_type` is \"linear\", but it must be in the objects",
         ),
         (
             "gemma3_text",

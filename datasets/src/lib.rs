@@ -64,7 +64,7 @@ pub use samples::encode::{SampleSource, SampleSplits, open_samples};
 pub use samples::packing::Packing;
 pub use samples::pairs::{PairBatch, PairRows, pair_sample};
 pub use samples::rows::{Padding, SampleLayout, SampleRows, Samples};
-pub use samples::sample::{InvalidRows, NotedSample, RowNote, Sample};
+pub use samples::sample::{InvalidRows, NotedSample, RowNote, RowObject, Sample};
 pub use samples::statistics::{LengthHistogram, SampleStatistics};
 pub use sampling::batch::{Collate, IGNORE_INDEX, MicroBatch, RowDocuments};
 pub use sampling::budget_sampler::{BudgetSampler, EpochPosition};

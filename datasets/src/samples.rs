@@ -22,5 +22,6 @@ pub(crate) mod packing;
 pub(crate) mod pairs;
 pub(crate) mod rows;
 pub(crate) mod sample;
+mod schema_nulls;
 pub(crate) mod statistics;
 mod stored;

@@ -26,13 +26,14 @@ use crate::hash::digest;
 use crate::samples::index::{IndexSummary, InvalidRow, SampleIndex};
 use crate::samples::rows::Samples;
 use crate::samples::sample::{Span, spans};
+use crate::samples::schema_nulls::SchemaNulls;
 use crate::samples::stored::StoredSamples;
 use crate::splits::try_map;
 use crate::tokens::cache::key_of;
 use crate::tokens::encoder::TokenSink;
 use crate::{
-    DataError, DataRow, FileRow, InvalidRows, NotedSample, Result, RowNote, Splits, TokenCache,
-    TokenWidth,
+    DataError, DataRow, FileRow, InvalidRows, NotedSample, Result, RowNote, RowObject, Splits,
+    TokenCache, TokenWidth,
 };
 
 /// Part of every key. It changes with the file format and with the reading of rows.
@@ -40,6 +41,9 @@ const FORMAT: &str = "deepburn samples 2";
 
 /// Bytes of rows that are encoded at a time. Encoding needs many times the memory of a row.
 const BATCH_BYTES: usize = 1 << 20;
+
+/// The kind of a note about nulls that stand for missing fields.
+const SCHEMA_NULLS: &str = "schema nulls";
 
 /// The stack of a thread that encodes. Chat templates can nest values so deeply that they are
 /// rendered on a stack of this size. If the thread has it, none has to be allocated for each row,
@@ -197,8 +201,8 @@ struct RowChunk {
     rows: Vec<RawRow>,
 }
 
-/// The tokens, the trained spans and the notes of a row, or why it is invalid.
-type Encoded = Result<(Vec<u32>, Vec<Span>, Vec<RowNote>), String>;
+/// The tokens, the trained spans, the notes and the objects of a row, or why it is invalid.
+type Encoded = Result<(Vec<u32>, Vec<Span>, Vec<RowNote>, Vec<RowObject>), String>;
 
 /// Streams the tokens of all samples to `sink`, and returns their index.
 fn encode_files(
@@ -213,13 +217,14 @@ fn encode_files(
     let threads = ThreadPoolBuilder::new().num_threads(rayon::current_num_threads());
     // Without these threads, the ones of the caller encode.
     let threads = threads.stack_size(STACK_BYTES).build().ok();
-    let mut index = SampleIndex::default();
+    let (mut index, mut nulls) = (SampleIndex::default(), SchemaNulls::default());
     std::thread::scope(|scope| {
         let reader = scope.spawn(|| read_batches(files, source.fields, sender));
         for batch in receiver {
             let path = &paths[batch.file];
             // An error drops the receiver, which ends the reader at its next batch.
-            add_batch(source, path, batch, encode, threads.as_ref(), &mut index, sink)?;
+            let found = (&mut index, &mut nulls);
+            add_batch(source, path, batch, encode, threads.as_ref(), found, sink)?;
         }
         reader.join().unwrap_or_else(|panic| {
             let reason = format!("panicked: {}; this is a bug: report it", panic_message(&*panic));
@@ -228,6 +233,9 @@ fn encode_files(
     })?;
     if index.len() == 0 {
         return Err(without_samples(files, index));
+    }
+    if let Some(rows) = nulls.noted_rows() {
+        index.summary.notes.insert(SCHEMA_NULLS.to_owned(), rows);
     }
     // Files at the end may have no rows.
     index.start_file(files.len() - 1, index.summary.files.last().is_some_and(|it| it.has_lines));
@@ -280,17 +288,18 @@ fn add_batch(
     batch: RowChunk,
     encode: Encode<'_>,
     threads: Option<&ThreadPool>,
-    index: &mut SampleIndex,
+    (index, nulls): (&mut SampleIndex, &mut SchemaNulls),
     sink: TokenSink<'_>,
 ) -> Result<()> {
     let encode_row = |row: RawRow| -> (FileRow, Encoded) {
         let (unit, number) = row.place;
         let place = FileRow { file: path.clone(), unit, number };
         let sample = row.parse(source.fields).and_then(|fields| {
-            let NotedSample { sample, notes } = encode(DataRow { fields, place: place.clone() })?;
+            let noted = encode(DataRow { fields, place: place.clone() })?;
+            let NotedSample { sample, notes, objects } = noted;
             sample.check(source.vocab_size).map_err(|reason| in_row(&reason))?;
             let spans = spans(&sample.trained);
-            Ok((sample.ids, spans, notes))
+            Ok((sample.ids, spans, notes, objects))
         });
         (place, sample)
     };
@@ -302,8 +311,9 @@ fn add_batch(
     for (place, sample) in encoded {
         index.start_file(batch.file, place.unit == "line");
         match sample {
-            Ok((ids, spans, notes)) => {
+            Ok((ids, spans, notes, objects)) => {
                 sink(&ids)?;
+                nulls.add((batch.file, place.number), objects);
                 notes.into_iter().for_each(|note| index.note(place.number, note));
                 index.push(place.number, ids.len(), spans);
             }

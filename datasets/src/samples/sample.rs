@@ -52,6 +52,8 @@ pub struct NotedSample {
     pub sample: Sample,
     /// What may be unintended in the row.
     pub notes: Vec<RowNote>,
+    /// Objects whose nulls may stand for missing fields, which only other rows show.
+    pub objects: Vec<RowObject>,
 }
 
 /// Something in a row that may be unintended. Notes are counted by kind.
@@ -63,9 +65,18 @@ pub struct RowNote {
     pub text: String,
 }
 
+/// An object within a row.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct RowObject {
+    /// Its place, without numbers: `tools[].function`.
+    pub path: String,
+    /// The names of its fields, and whether they are null.
+    pub fields: Vec<(String, bool)>,
+}
+
 impl From<Sample> for NotedSample {
     fn from(sample: Sample) -> Self {
-        Self { sample, notes: Vec::new() }
+        Self { sample, ..Self::default() }
     }
 }
 

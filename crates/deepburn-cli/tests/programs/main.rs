@@ -12,6 +12,7 @@ mod chat;
 mod checkpoint_scope;
 mod deepspeed;
 mod determinism;
+mod diagnoses;
 mod evaluation;
 mod export;
 mod failures;

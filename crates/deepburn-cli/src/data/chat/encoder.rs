@@ -2,6 +2,7 @@
 //!
 //! Main type: [`ChatEncoder`], the formats, the template and the tokenizer of a job.
 
+mod nested_objects;
 mod prompts;
 
 use std::path::Path;
@@ -18,12 +19,14 @@ use deepburn_datasets::{
 };
 use serde_json::{Map, Value};
 
+use nested_objects::nested_objects;
+
 use crate::data::chat_tokenizer::ChatTokenizer;
 use crate::data::corpus::token_cache;
 use crate::failure::Failure;
 
 /// Part of the key of cached samples. It changes with the encoding of rows.
-const ENCODING: &str = "deepburn chat 2";
+const ENCODING: &str = "deepburn chat 3";
 
 /// What a row of a file is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -157,6 +160,8 @@ impl<'a> ChatEncoder<'a> {
     fn encode(&self, row: DataRow) -> Result<NotedSample, ChatError> {
         // The fields still have their names in the file here. Below, some are renamed or removed.
         let other_form = unread_completion(&row.fields, self.chat, self.form);
+        // The nulls of a Parquet file are left out.
+        let objects = if is_table(&row) { Vec::new() } else { nested_objects(&row.fields) };
         let ReadRow { row, notes } = self.read(row)?;
         let (sample, findings) = self.sample(&row)?;
         let note = |finding: &Finding| RowNote { kind: finding.kind(), text: finding.to_string() };
@@ -170,7 +175,7 @@ impl<'a> ChatEncoder<'a> {
         // Rows are counted, not the messages of a row.
         notes.sort_by_key(|note| note.kind);
         notes.dedup_by_key(|note| note.kind);
-        Ok(NotedSample { notes, sample })
+        Ok(NotedSample { sample, notes, objects })
     }
 
     /// Reads a row of a file.
@@ -179,8 +184,7 @@ impl<'a> ChatEncoder<'a> {
     /// Returns an error if the row has no known format, a field has a wrong value, or a
     /// conversation has no template.
     fn read(&self, row: DataRow) -> Result<ReadRow, ChatError> {
-        let is_table =
-            row.place.file.extension().is_some_and(|it| it.eq_ignore_ascii_case("parquet"));
+        let is_table = is_table(&row);
         let fields = Value::Object(match self.form {
             SampleForm::Sample => self.renamed(row.fields)?,
             SampleForm::Preference => row.fields,
@@ -277,6 +281,11 @@ impl<'a> ChatEncoder<'a> {
         }
         Ok(fields)
     }
+}
+
+/// Returns whether a row is one of a Parquet file.
+fn is_table(row: &DataRow) -> bool {
+    row.place.file.extension().is_some_and(|it| it.eq_ignore_ascii_case("parquet"))
 }
 
 /// Returns the reader of a row. A row with the columns of several forms has the first of them, in

@@ -52,8 +52,8 @@ pub(super) fn optional_text(row: &Map<String, Value>, name: &str) -> Result<Opti
     column(row, name).map(|_| text(row, name)).transpose()
 }
 
-/// Returns an optional column with a list of objects, which may be JSON text. An empty list counts
-/// as missing.
+/// Returns an optional column with a list of objects, which may be JSON text. An empty list is not
+/// missing.
 pub(super) fn objects(row: &Map<String, Value>, name: &str) -> Result<Option<Vec<Value>>> {
     const RULE: &str = "a list of objects, or its JSON text";
     let refused = |found: String| ChatError::field(name, found, RULE);
@@ -74,7 +74,7 @@ pub(super) fn objects(row: &Map<String, Value>, name: &str) -> Result<Option<Vec
             return Err(ChatError::field(format!("{name}[{index}]"), found(item), "an object"));
         }
     }
-    Ok(Some(items).filter(|it| !it.is_empty()))
+    Ok(Some(items))
 }
 
 /// Parses JSON text inside a field.

@@ -196,8 +196,9 @@ fn context(row: &Map<String, Value>) -> Result<ChatContext> {
         }
     };
     Ok(ChatContext {
+        // TRL gives an empty list to the template. It knows no documents.
         tools: objects(row, "tools")?,
-        documents: objects(row, "documents")?,
+        documents: objects(row, "documents")?.filter(|it| !it.is_empty()),
         variables,
     })
 }

@@ -42,6 +42,24 @@ fn columns_of_templates_are_noted_beside_texts() {
     assert_eq!(read(chat).unread_column, None);
 }
 
+/// TRL and `transformers` test for `None`.
+#[test]
+fn empty_lists_of_tools_are_lists() {
+    let messages = json!([{"role": "user", "content": "a"}]);
+    for (tools, expected) in [
+        (json!([]), Some(vec![])),
+        (json!("[]"), Some(vec![])),
+        (json!(""), None),
+        (json!("null"), None),
+        (Value::Null, None),
+    ] {
+        let Row::Chat { context, .. } = read(json!({"messages": messages, "tools": tools})) else {
+            panic!()
+        };
+        assert_eq!(context.tools, expected, "{tools}");
+    }
+}
+
 #[test]
 fn senders_become_roles() {
     let turns =

@@ -1,6 +1,13 @@
 //! Errors of chat templates and training rows.
 
+use deepburn_config::shortened;
 use thiserror::Error;
+
+/// The number of characters of a name of a row in messages.
+pub(crate) const SHOWN_NAME: usize = 100;
+
+/// The number of characters of a template's message.
+const SHOWN_MESSAGE: usize = 500;
 
 /// The reason why a template cannot be used, or a row cannot be encoded.
 ///
@@ -11,7 +18,7 @@ pub enum ChatError {
     #[error("{0}")]
     Template(String),
     /// The template is not valid Jinja.
-    #[error("the chat template is invalid in line {line}: {reason}")]
+    #[error("the chat template is invalid in line {line}: {}", shortened(reason, SHOWN_MESSAGE))]
     Syntax {
         /// The line, from 1.
         line: usize,
@@ -19,7 +26,7 @@ pub enum ChatError {
         reason: String,
     },
     /// The template failed with these messages.
-    #[error("the chat template failed in line {line}: {reason}")]
+    #[error("the chat template failed in line {line}: {}", shortened(reason, SHOWN_MESSAGE))]
     Render {
         /// The line, from 1; 0 if it is unknown.
         line: usize,
@@ -27,7 +34,10 @@ pub enum ChatError {
         reason: String,
     },
     /// The template called `raise_exception`.
-    #[error("the chat template rejects the messages (line {line}): {message}")]
+    #[error(
+        "the chat template rejects the messages (line {line}): {}",
+        shortened(message, SHOWN_MESSAGE)
+    )]
     Rejected {
         /// The line, from 1; 0 if it is unknown.
         line: usize,
@@ -110,6 +120,7 @@ impl ChatError {
         found: impl Into<String>,
         rule: impl Into<String>,
     ) -> Self {
-        Self::Field { field: field.into(), found: found.into(), rule: rule.into() }
+        let field = shortened(&field.into(), SHOWN_NAME);
+        Self::Field { field, found: found.into(), rule: rule.into() }
     }
 }

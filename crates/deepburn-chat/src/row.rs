@@ -15,8 +15,10 @@
 
 use std::fmt;
 
+use deepburn_config::shortened;
 use serde_json::{Map, Value};
 
+use crate::error::SHOWN_NAME;
 use crate::{ChatContext, ChatError, Message, Result};
 
 mod columns;
@@ -107,7 +109,8 @@ impl RowFormat {
                 if let Some(format) = Self::ALL.into_iter().find(is_named) {
                     return Ok(format);
                 }
-                let columns: Vec<_> = row.keys().take(20).map(|it| format!("`{it}`")).collect();
+                let shown = |it: &String| format!("`{}`", shortened(it, SHOWN_NAME));
+                let columns: Vec<_> = row.keys().take(20).map(shown).collect();
                 let formats: Vec<_> = Self::ALL.iter().map(|it| it.to_string()).collect();
                 Err(ChatError::Format(format!(
                     "the columns {}are of no known format; rename them to one of: {}",

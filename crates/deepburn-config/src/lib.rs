@@ -84,7 +84,7 @@ pub use key::{Key, KeyEntry, Kind, Literal, SectionVariant, Status, Trigger, ent
 use keys::DeepSpeed;
 use keys::job::JobFile;
 pub use listing::find_keys;
-pub use node::{LineColumn, MAX_DEPTH, Node, Value};
+pub use node::{LineColumn, MAX_DEPTH, Node, Value, shortened};
 pub use place::{Place, find};
 pub use plan::*;
 pub use range::{Integers, Reals};

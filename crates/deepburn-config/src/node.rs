@@ -213,7 +213,7 @@ impl fmt::Display for Node {
 }
 
 /// Truncates a text after `shown` characters, if it is longer.
-pub(crate) fn shortened(text: &str, shown: usize) -> String {
+pub fn shortened(text: &str, shown: usize) -> String {
     match text.char_indices().nth(shown) {
         Some((end, _)) => format!("{}...", &text[..end]),
         None => text.to_owned(),

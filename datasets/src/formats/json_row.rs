@@ -12,7 +12,7 @@ use serde::de::{
 };
 use serde_json::{Map, Value};
 
-use crate::formats::table::{Cell, listed};
+use crate::formats::table::{Cell, listed, shortened};
 
 /// The numbers that Python writes and JSON does not have. `-Infinity` is before `Infinity`, so that
 /// its sign is found.
@@ -46,6 +46,7 @@ pub(crate) fn object(text: &str, wanted: Wanted<'_>) -> Result<Map<String, Value
     // Only a text with such numbers has to be searched.
     let not_finite = object.iter().filter(|_| is_marked).find_map(|(name, value)| {
         let number = not_finite(value)?;
+        let name = shortened(name);
         Some(format!("field `{name}` has the number {number}, which JSON does not have"))
     });
     not_finite.map_or(Ok(object), Err)
@@ -108,7 +109,14 @@ fn marked_number(text: &str) -> Option<&'static str> {
 fn problem(text: &str, error: &serde_json::Error) -> String {
     match serde_json::from_str(text) {
         // A valid object has a field twice, which only `FieldsSeed` refuses.
-        Ok(Value::Object(_)) | Err(_) => format!("not valid JSON ({error})"),
+        Ok(Value::Object(_)) | Err(_) => {
+            // The parser's message about the first half of a pair without the second one.
+            let error = error.to_string().replace(
+                "unexpected end of hex escape",
+                "lone surrogate in a hex escape, which is half of a character",
+            );
+            format!("not valid JSON ({error})")
+        }
         Ok(other) => format!("found {}, not an object", kind(&other)),
     }
 }
@@ -204,11 +212,13 @@ impl<'de> Visitor<'de> for FieldsSeed<'_> {
                 continue;
             }
             if object.contains_key(&name) {
+                let name = shortened(&name);
                 return Err(A::Error::custom(format_args!("there are two fields `{name}`")));
             }
             let value = fields.next_value_seed(ValueSeed);
-            let value =
-                value.map_err(|error| A::Error::custom(format_args!("field `{name}`: {error}")))?;
+            let value = value.map_err(|error| {
+                A::Error::custom(format_args!("field `{}`: {error}", shortened(&name)))
+            })?;
             object.insert(name, value);
         }
         Ok(object)

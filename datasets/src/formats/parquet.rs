@@ -19,7 +19,7 @@ use serde_json::{Map, Number, Value};
 
 use crate::formats::folder::open_file;
 use crate::formats::json_row::{Wanted, insert_unread};
-use crate::formats::table::{Cell, RowVisitor, TableRow, no_column, no_field};
+use crate::formats::table::{Cell, RowVisitor, TableRow, no_column, no_field, shortened};
 use crate::guard::guarded;
 use crate::{DataError, Result};
 
@@ -163,9 +163,12 @@ fn cell(field: Field) -> Cell {
 
 /// Converts the fields of a row to JSON, or returns the problem, which names the field.
 fn group(fields: Vec<(String, Field)>) -> Result<Map<String, Value>, String> {
-    let convert = |(name, field)| match json(field) {
+    let convert = |(name, field): (String, Field)| match json(field) {
         Ok(value) => Ok((name, value)),
-        Err(kind) => Err(format!("field `{name}` has {kind}, which JSON does not have")),
+        Err(kind) => {
+            let name = shortened(&name);
+            Err(format!("field `{name}` has {kind}, which JSON does not have"))
+        }
     };
     fields.into_iter().map(convert).collect()
 }

@@ -223,10 +223,17 @@ mod tests {
     fn invalid_rows_are_named_and_the_next_one_is_read() {
         let deep = format!("{{\"messages\": {}{}}}", "[".repeat(500), "]".repeat(500));
         let deep_array = deep.replace(['{', '}'], "");
+        let long = "k".repeat(10_000);
+        let twice = format!(r#"{{"messages": {{"{long}": 1, "{long}": 2}}}}"#);
+        let inside = format!(r#"{{"messages": {{"{long}": {{"a": 1, "a": 2}}}}}}"#);
+        let infinite = format!(r#"{{"messages": {{"{long}": [1e999]}}}}"#);
         for (row, expected) in [
             (r#"{"messages": "\udc00 lone"}"#, "field `messages`: lone leading surrogate"),
             (r#"{"messages": "\ud800\u0041"}"#, "field `messages`: lone leading surrogate"),
-            (r#"{"messages": "\ud800"}"#, "field `messages`: unexpected end of hex escape"),
+            (r#"{"messages": "\ud800"}"#, "field `messages`: lone surrogate"),
+            (twice.as_str(), "there are two fields `kkk"),
+            (inside.as_str(), "kkk...`: there are two fields `a`"),
+            (infinite.as_str(), "kkk...`: number out of range"),
             (deep.as_str(), "field `messages`: recursion limit exceeded"),
             (r#"{"messages": [1e999]}"#, "field `messages`: number out of range"),
             (r#"{"messages": [{"a": -Infinity}]}"#, "field `messages` has the number -Infinity"),
@@ -245,7 +252,7 @@ mod tests {
             let found = read("t.jsonl", contents.as_bytes(), &["messages"]).unwrap();
             let error = found[1].as_ref().unwrap_err();
             assert!(error.starts_with("line 2: ") && error.contains(expected), "{error}");
-            assert!(!error.contains('\n'));
+            assert!(!error.contains('\n') && error.len() < 300);
             assert_eq!(found[2], Ok(json!({"x": null, "messages": 1})));
         }
         let found = read("t.jsonl", b"{}\n{\"a\": \"\xff\"}\n{}\n", &[]).unwrap();

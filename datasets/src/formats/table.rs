@@ -3,6 +3,7 @@
 //! Main type: [`TableRow`]. [`TableRow::text`] and [`TableRow::label`] check the type of a cell;
 //! the error names the file, the row and the column.
 
+use std::borrow::Cow;
 use std::path::Path;
 
 use serde_json::Value;
@@ -64,6 +65,17 @@ pub(crate) enum Label {
 
 /// The longest name of a class in characters. A column with longer values probably contains texts.
 const MAX_NAME_CHARS: usize = 200;
+
+/// The number of characters of a name in messages.
+const MAX_SHOWN_CHARS: usize = 100;
+
+/// Returns the beginning of a name of a file for a message, because a name may have megabytes.
+pub(crate) fn shortened(name: &str) -> Cow<'_, str> {
+    match name.char_indices().nth(MAX_SHOWN_CHARS) {
+        Some((end, _)) => format!("{}...", &name[..end]).into(),
+        None => name.into(),
+    }
+}
 
 /// Returns the beginning of `text`, quoted and escaped to one line.
 pub(crate) fn quoted(text: &str) -> String {
@@ -246,7 +258,8 @@ pub(crate) type RowVisitor<'a> = &'a mut dyn FnMut(TableRow<'_>) -> Result<()>;
 
 /// Formats the first few of `names` for an error.
 pub(crate) fn listed<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
-    let names: Vec<_> = names.into_iter().take(8).map(|name| format!("`{name}`")).collect();
+    let names: Vec<_> =
+        names.into_iter().take(8).map(|name| format!("`{}`", shortened(name))).collect();
     format!("[{}]", names.join(", "))
 }
 
@@ -258,7 +271,8 @@ pub(crate) fn no_column<'a>(
 ) -> DataError {
     let columns: Vec<&str> = columns.into_iter().collect();
     let spaced = columns.iter().find(|name| name.trim() == column);
-    let remedy = spaced.map(|name| format!("remove the spaces around `{name}` in the file, or "));
+    let remedy = spaced
+        .map(|name| format!("remove the spaces around `{}` in the file, or ", shortened(name)));
     let (columns, remedy) = (listed(columns), remedy.unwrap_or_default());
     DataError::invalid(
         path,

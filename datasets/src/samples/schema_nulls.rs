@@ -1,12 +1,13 @@
 //! Nulls that stand for missing fields.
 //!
 //! Arrow gives all objects at one place the same fields, and a null to each field that an object
-//! does not have. Its writers of JSON lines (`to_json` of `datasets`) keep these nulls. One row does
-//! not show whether a null was meant, so [`SchemaNulls`] compares the objects of all rows.
+//! does not have. Its writers of JSON lines (`to_json` of `datasets`) keep these nulls. One row
+//! does not show whether a null was meant, so [`SchemaNulls`] compares the objects of all rows.
 
 use std::collections::BTreeMap;
 
 use crate::RowObject;
+use crate::formats::table::shortened;
 use crate::samples::index::NotedRows;
 
 /// The number of fields that are compared. Data without a schema may have a new name in every row.
@@ -68,8 +69,10 @@ impl SchemaNulls {
         });
         let (path, name, field) = all.min_by_key(|(.., field)| field.first)?;
         let (file, number) = field.first;
+        let field_path = format!("{path}.{name}");
+        let field_path = shortened(&field_path);
         let text = format!(
-            "`{path}.{name}` is null, and has a value elsewhere: the rows were probably written with a schema, which adds a \
+            "`{field_path}` is null, and has a value elsewhere: the rows were probably written with a schema, which adds a \
              null for each field that a row does not have, and templates print it; write them as Parquet (`to_parquet` of \
              `datasets`), whose nulls are left out, or remove the nulls"
         );

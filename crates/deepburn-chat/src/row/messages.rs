@@ -115,7 +115,7 @@ fn rename(fields: &mut Map<String, Value>, field: &str) -> Result<()> {
         let known =
             ROLES.into_iter().chain(SENDERS.map(|(name, _)| name)).map(|it| format!("`{it}`"));
         let rule = format!("one of {}", known.collect::<Vec<_>>().join(", "));
-        return Err(ChatError::field(format!("{field}.from"), format!("`{sender}`"), rule));
+        return Err(ChatError::field(format!("{field}.from"), found(&sender.into()), rule));
     }
     let mut renamed: Map<String, Value> = [("role".to_owned(), role.into())].into_iter().collect();
     let value = fields.shift_remove("value");
@@ -185,11 +185,11 @@ fn check_content(fields: &Map<String, Value>, role: &str, field: String) -> Resu
                 let is_text =
                     kind == Some("text") && part.get("text").is_some_and(Value::is_string);
                 if !is_text {
-                    let found = kind.map_or("not a part of text".to_owned(), |it| {
-                        format!("a part of the type `{it}`")
+                    let part = kind.map_or("not a part of text".to_owned(), |it| {
+                        format!("a part of the type {}", found(&it.into()))
                     });
                     let rule = "an object with the type `text` and a `text`; images, audio and videos are not supported";
-                    return Err(ChatError::field(format!("{field}[{index}]"), found, rule));
+                    return Err(ChatError::field(format!("{field}[{index}]"), part, rule));
                 }
             }
             Ok(())

@@ -141,6 +141,23 @@ fn arguments_are_parsed() {
 }
 
 #[test]
+fn long_names_are_shortened() {
+    let long = "k".repeat(10_000);
+    for row in [
+        json!({long.clone(): 1}),
+        chat(json!([{"role": "user", "content": "a", long.clone(): 1}])),
+        chat(json!([{"role": long, "content": "a"}])),
+        chat(json!([{"role": "user", "content": [{"type": long}]}])),
+        json!({"conversations": [{"from": long, "value": "a"}]}),
+    ] {
+        let error = error(row);
+        assert!(error.len() < 700, "{error}");
+    }
+    let rejected = ChatError::Rejected { line: 1, message: long };
+    assert!(rejected.to_string().len() < 600);
+}
+
+#[test]
 fn errors_name_the_field() {
     for (row, start) in [
         (json!([]), "the row is empty"),

@@ -88,6 +88,8 @@ impl<T: TextTokenizer> RowEncoder<T> {
     /// Returns an error if the row is a preference, if an option does not fit it, or if its
     /// template or tokenizer fails.
     pub fn encode(&self, row: &Row) -> Result<EncodedRow> {
+        let is_conversation = matches!(row, Row::Chat { .. } | Row::ChatCompletion { .. });
+        let sample = |ids, trained, findings| self.sample(ids, trained, findings, is_conversation);
         match row {
             Row::Text(text) => {
                 self.check_no_assistant_only()?;
@@ -95,7 +97,7 @@ impl<T: TextTokenizer> RowEncoder<T> {
                 let ids = self.tokenizer.ids(&self.with_eos(text)?, Surrounding::Added)?;
                 // TRL trains every token of a text, also those that the tokenizer adds.
                 let trained = vec![true; ids.len()];
-                Ok(self.sample(ids, trained, Vec::new()))
+                Ok(sample(ids, trained, Vec::new()))
             }
             Row::Completion { prompt, completion } => {
                 self.check_no_assistant_only()?;
@@ -106,12 +108,12 @@ impl<T: TextTokenizer> RowEncoder<T> {
                 let prompt = self.tokenizer.ids(prompt, Surrounding::Added)?;
                 let (trained, mut findings) = self.completion_mask(&prompt, &whole)?;
                 findings.extend(empty_answer(completion, "completion"));
-                Ok(self.sample(whole, trained, findings))
+                Ok(sample(whole, trained, findings))
             }
             Row::Chat { messages, context } => {
                 self.check_completion_only()?;
                 let (ids, trained, findings) = self.chat(messages, context, "messages", 0)?;
-                Ok(self.sample(ids, trained, findings))
+                Ok(sample(ids, trained, findings))
             }
             Row::ChatCompletion { prompt, completion, context } => {
                 let all = [prompt.as_slice(), completion].concat();
@@ -121,7 +123,7 @@ impl<T: TextTokenizer> RowEncoder<T> {
                 findings.extend(lost);
                 //= trl 1.16.0 trainer/sft_trainer.py assistant_masks
                 let both = trained.iter().zip(completed).map(|(left, right)| *left && right).collect();
-                Ok(self.sample(whole, both, findings))
+                Ok(sample(whole, both, findings))
             }
             Row::Preference { .. } | Row::ChatPreference { .. } => Err(ChatError::Format(
                 "the row has `chosen` and `rejected`, which are for preference optimization; for fine-tuning, rename \
@@ -175,7 +177,8 @@ impl<T: TextTokenizer> RowEncoder<T> {
         let length = common_length(&prompt, &chosen).min(common_length(&prompt, &rejected));
         self.note_lost_prompt(&prompt, length, &mut findings);
         if self.starts_with_two_bos(&chosen) {
-            findings.push(Finding::BosTwice);
+            let is_conversation = matches!(row, Row::ChatPreference { .. });
+            findings.push(Finding::BosTwice { is_conversation });
         }
         if chosen == rejected {
             findings.push(Finding::EqualCompletions);
@@ -315,7 +318,8 @@ impl<T: TextTokenizer> RowEncoder<T> {
         }
     }
 
-    /// Notes a run of trained tokens that does not end with an added token, apart from white space.
+    /// Notes a run of trained tokens that does not end with a special token, apart from white
+    /// space.
     fn note_untrained_ends(&self, ids: &[u32], trained: &[bool], findings: &mut Vec<Finding>) {
         let mut end = 0;
         for run in trained.chunk_by(|left, right| left == right) {
@@ -329,13 +333,19 @@ impl<T: TextTokenizer> RowEncoder<T> {
                 .iter()
                 .rev()
                 .find(|id| !self.tokenizer.token_text(**id).trim().is_empty());
-            if let Some(last) = last.filter(|id| !self.tokenizer.is_added(**id)) {
+            if let Some(last) = last.filter(|id| !self.is_end(**id)) {
                 findings
                     .push(Finding::EndOfTurnUntrained { last: self.tokenizer.token_text(*last) });
                 // One example is enough for a user to look at the template.
                 return;
             }
         }
+    }
+
+    /// Returns whether a token may end a text or a turn.
+    fn is_end(&self, id: u32) -> bool {
+        let end = || self.tokens.get("eos_token").and_then(|it| self.tokenizer.token_id(it));
+        self.tokenizer.is_special(id) || end() == Some(id)
     }
 
     /// Notes tokens that are trained outside of the answers, and tokens of answers that are not
@@ -368,9 +378,10 @@ impl<T: TextTokenizer> RowEncoder<T> {
         mut ids: Vec<u32>,
         mut trained: Vec<bool>,
         mut findings: Vec<Finding>,
+        is_conversation: bool,
     ) -> EncodedRow {
         if self.starts_with_two_bos(&ids) {
-            findings.push(Finding::BosTwice);
+            findings.push(Finding::BosTwice { is_conversation });
         }
         // Before the end is removed, to tell why nothing is trained.
         let had_labels = trained.contains(&true);

@@ -1,6 +1,9 @@
 //! Encoded rows, and what is noticed while they are encoded.
 
+use deepburn_config::shortened;
 use thiserror::Error;
+
+use crate::error::SHOWN_NAME;
 
 /// A training example: token ids, and which of them are trained.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -60,7 +63,8 @@ pub enum Finding {
     },
     /// A trained text does not end with a special token, so the model does not learn to stop.
     #[error(
-        "the trained text ends with `{last}` instead of a special token, so the model does not learn to stop"
+        "the trained text ends with `{last}` instead of a special token, so the model does not learn to stop; let the \
+         chat template print a special token after each answer, before {{% endgeneration %}} if it marks the answers"
     )]
     EndOfTurnUntrained {
         /// The text of the last trained token.
@@ -86,24 +90,38 @@ pub enum Finding {
     },
     /// The token for the beginning of a sequence occurs twice at the start.
     #[error(
-        "the example starts with two tokens for the beginning of a sequence: one of the text, one of the \
-         tokenizer"
+        "the example starts with two tokens for the beginning of a sequence: {}",
+        match is_conversation {
+            true => "the chat template prints both, or a message starts with one; remove one from the template or the message",
+            false => "one of the text, one of the tokenizer; remove it from the text",
+        }
     )]
-    BosTwice,
+    BosTwice {
+        /// Whether a template printed the text. The tokenizer adds nothing to it.
+        is_conversation: bool,
+    },
     /// The text of a field is not printed by the template.
-    #[error("the chat template does not print all of `{field}`")]
+    #[error(
+        "the chat template does not print all of `{field}`; use a template that does, or remove the field if it is not \
+         meant for the model"
+    )]
     NotPrinted {
         /// The path of the field, such as `messages[1].content`.
         field: String,
     },
     /// The template does not read a variable of `chat_template_kwargs`.
-    #[error("the chat template does not read the variable `{name}` of `chat_template_kwargs`")]
+    #[error(
+        "the chat template does not read the variable `{}` of `chat_template_kwargs`; correct its name, or remove it",
+        shortened(name, SHOWN_NAME)
+    )]
     VariableUnread {
         /// Its name.
         name: String,
     },
     /// An answer is empty, so the model learns to say nothing.
-    #[error("the answer `{field}` is empty, so the model learns to say nothing")]
+    #[error(
+        "the answer `{field}` is empty, so the model learns to say nothing; write the answer, or remove the row"
+    )]
     EmptyAnswer {
         /// The path of the answer, such as `messages[1]`.
         field: String,
@@ -111,15 +129,20 @@ pub enum Finding {
     /// The prompt is encoded differently without the completion, so the model reads other tokens
     /// when it generates.
     #[error(
-        "the prompt alone has other tokens at its end (`{lost}`) than with the completion, so the model is \
-         trained on another text than it generates from"
+        "the prompt alone has other tokens at its end ({}) than with the completion, so the model is trained on another \
+         text than it generates from; end a prompt before the space of the next word, or let the chat template print \
+         the same start of an answer with `add_generation_prompt`",
+        match lost.trim() {
+            "" => "white space".to_owned(),
+            _ => format!("`{}`", shortened(lost, SHOWN_NAME)),
+        }
     )]
     PromptDiffers {
         /// The end of the prompt that is not part of the example.
         lost: String,
     },
     /// Both completions are the same.
-    #[error("`chosen` and `rejected` are equal, which trains nothing")]
+    #[error("`chosen` and `rejected` are equal, which trains nothing; correct or remove the row")]
     EqualCompletions,
 }
 
@@ -133,7 +156,7 @@ impl Finding {
             Self::EndOfTurnUntrained { .. } => "end of turn untrained",
             Self::TrainedOutside { .. } => "trained outside",
             Self::AnswerUntrained { .. } => "answer untrained",
-            Self::BosTwice => "two beginnings",
+            Self::BosTwice { .. } => "two beginnings",
             Self::NotPrinted { .. } => "not printed",
             Self::VariableUnread { .. } => "variable unread",
             Self::EmptyAnswer { .. } => "empty answer",

@@ -1,6 +1,8 @@
 //! Finds parts of a conversation that do not become text: what its template does not print or read,
 //! and empty answers.
 
+use std::cell::OnceCell;
+
 use serde_json::Value;
 
 use crate::template::REASONING;
@@ -13,7 +15,8 @@ const MAX_HEADER: usize = 128;
 /// `template` printed, the variables that it does not read, and empty answers. Only the messages
 /// from number `answers` on are learned.
 ///
-/// White space around a text does not count, and a text may be printed as JSON.
+/// White space around a text does not count, and a text may be printed as JSON, or in other case
+/// and with other punctuation.
 pub(crate) fn without_effect(
     template: &ChatTemplate,
     text: &str,
@@ -23,20 +26,10 @@ pub(crate) fn without_effect(
     answers: usize,
 ) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let mut rest = text;
+    let mut printed = PrintedText { text, rest: text, folded: OnceCell::new() };
     let mut check = |field: String, value: Option<&Value>| {
-        let Some(string) = value.and_then(Value::as_str).map(str::trim) else { return };
-        if let Some(after) = printed_next(rest, string) {
-            // The next text is looked for behind this one.
-            rest = after;
-            return;
-        }
-        // Templates print nested values with `tojson`, which escapes quotes and line ends.
-        let as_json = || {
-            let json = Value::from(string).to_string();
-            json.len() > 2 && text.contains(&json[1..json.len() - 1])
-        };
-        if !text.contains(string) && !as_json() {
+        let string = value.and_then(Value::as_str).map(str::trim);
+        if string.is_some_and(|string| !printed.has(string)) {
             findings.push(Finding::NotPrinted { field });
         }
     };
@@ -66,6 +59,7 @@ pub(crate) fn without_effect(
     for (index, document) in context.documents.iter().flatten().enumerate() {
         check(format!("documents[{index}].text"), document.get("text"));
     }
+    findings.extend(unprinted_arguments(text, messages, field));
     findings.extend(unprinted_documents(text, context));
     let empty = messages.iter().enumerate().skip(answers).filter(|(_, it)| is_empty_answer(it));
     findings.extend(empty.map(|(at, _)| Finding::EmptyAnswer { field: format!("{field}[{at}]") }));
@@ -79,6 +73,74 @@ pub(crate) fn without_effect(
 fn function(value: &Value) -> &Value {
     // Both may be wrapped in an object with a type, as in OpenAI's format.
     value.get("function").unwrap_or(value)
+}
+
+/// The text of a conversation.
+struct PrintedText<'t> {
+    text: &'t str,
+    /// What follows the text that was found last.
+    rest: &'t str,
+    /// The text without case and punctuation.
+    folded: OnceCell<String>,
+}
+
+impl PrintedText<'_> {
+    /// Returns whether `string` was printed.
+    fn has(&mut self, string: &str) -> bool {
+        if let Some(after) = printed_next(self.rest, string) {
+            // The next text is looked for behind this one.
+            self.rest = after;
+            return true;
+        }
+        // Templates print nested values with `tojson`, which escapes quotes and line ends.
+        let as_json = || {
+            let json = Value::from(string).to_string();
+            json.len() > 2 && self.text.contains(&json[1..json.len() - 1])
+        };
+        // Filters change texts, such as `upper` and `replace`.
+        let changed = || {
+            let string = folded(string);
+            !string.is_empty() && self.folded.get_or_init(|| folded(self.text)).contains(&string)
+        };
+        self.text.contains(string) || as_json() || changed()
+    }
+}
+
+/// Returns the letters and digits of a text in upper case.
+fn folded(text: &str) -> String {
+    text.chars().filter(|it| it.is_alphanumeric()).flat_map(char::to_uppercase).collect()
+}
+
+/// Returns the arguments of calls of which no name and no value is printed.
+fn unprinted_arguments(text: &str, messages: &[Message], field: &str) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (index, message) in messages.iter().enumerate() {
+        let calls = message.fields().get("tool_calls").and_then(Value::as_array);
+        for (call, value) in calls.into_iter().flatten().enumerate() {
+            let arguments = function(value).get("arguments");
+            if arguments.is_some_and(|it| !is_partly_printed(text, it)) {
+                let function = if value.get("function").is_some() { ".function" } else { "" };
+                let field = format!("{field}[{index}].tool_calls[{call}]{function}.arguments");
+                findings.push(Finding::NotPrinted { field });
+            }
+        }
+    }
+    findings
+}
+
+/// Returns whether `text` has a name or a value within `value`, or whether there is none.
+fn is_partly_printed(text: &str, value: &Value) -> bool {
+    match value {
+        Value::Object(fields) => {
+            let mut fields = fields.iter();
+            fields.len() == 0
+                || fields.any(|(name, it)| text.contains(name) || is_partly_printed(text, it))
+        }
+        Value::Array(items) => items.iter().any(|it| is_partly_printed(text, it)),
+        Value::String(string) => !string.trim().is_empty() && text.contains(string.trim()),
+        Value::Number(number) => text.contains(&number.to_string()),
+        Value::Null | Value::Bool(_) => false,
+    }
 }
 
 /// Returns the documents without a text of which no field is printed. Only some templates print

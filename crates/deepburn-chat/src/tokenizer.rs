@@ -45,6 +45,7 @@ pub trait TextTokenizer {
     /// Returns the id of a token.
     fn token_id(&self, token: &str) -> Option<u32>;
 
-    /// Returns whether the token is an added one, as tokens are that end a turn.
-    fn is_added(&self, id: u32) -> bool;
+    /// Returns whether the token is a special one, as tokens are that end a turn. Others may be
+    /// added to the vocabulary too, such as `</think>`.
+    fn is_special(&self, id: u32) -> bool;
 }

@@ -25,7 +25,7 @@ impl TextTokenizer for Recorded {
         None
     }
 
-    fn is_added(&self, _: u32) -> bool {
+    fn is_special(&self, _: u32) -> bool {
         true
     }
 }

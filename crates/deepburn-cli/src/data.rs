@@ -34,7 +34,7 @@ mod chat_tokenizer;
 pub(crate) mod classification;
 pub(crate) mod companions;
 pub(crate) mod corpus;
-mod job_adapter;
+pub(crate) mod job_adapter;
 pub(crate) mod job_tokenizer;
 pub(crate) mod label_batch;
 pub(crate) mod lengths;

@@ -6,12 +6,12 @@ use serde_json::{Value, json};
 use super::*;
 use crate::Day;
 
-/// A tokenizer with a token for each character, for `<s>` (1), `</s>` (2) and `<a>` (3). It adds
-/// `<s>` to texts.
+/// A tokenizer with a token for each character, for `<s>` (1), `</s>` (2), `<a>` (3) and `</t>`
+/// (4), which is not special. It adds `<s>` to texts.
 #[derive(Debug)]
 struct Characters;
 
-const ADDED: [(&str, u32); 3] = [("<s>", 1), ("</s>", 2), ("<a>", 3)];
+const ADDED: [(&str, u32); 4] = [("<s>", 1), ("</s>", 2), ("<a>", 3), ("</t>", 4)];
 
 impl TextTokenizer for Characters {
     fn encode(&self, text: &str, surrounding: Surrounding) -> Result<Tokens> {
@@ -44,8 +44,8 @@ impl TextTokenizer for Characters {
         ADDED.iter().find(|(it, _)| *it == token).map(|(_, id)| *id)
     }
 
-    fn is_added(&self, id: u32) -> bool {
-        ADDED.iter().any(|(_, it)| *it == id)
+    fn is_special(&self, id: u32) -> bool {
+        id < 4
     }
 }
 
@@ -101,6 +101,12 @@ fn ends_of_turns_outside_the_marks_are_noticed() {
     let sample = encoder(&marked, ASSISTANT_ONLY).encode(&conversation()).unwrap();
     assert_eq!(trained(&sample), "cd");
     assert_eq!(sample.findings, [Finding::EndOfTurnUntrained { last: "d".into() }]);
+    let messages =
+        json!([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b</t>"}]);
+    let row = row(json!({ "messages": messages }));
+    let sample = encoder(&marked, ASSISTANT_ONLY).encode(&row).unwrap();
+    assert_eq!(sample.findings, [Finding::EndOfTurnUntrained { last: "</t>".into() }]);
+    assert_eq!(encoder(TEMPLATE, ASSISTANT_ONLY).encode(&row).unwrap().findings, []);
 }
 
 #[test]
@@ -119,7 +125,17 @@ fn truncation_is_noticed() {
 fn two_tokens_for_the_beginning_are_noticed() {
     let sample =
         encoder(TEMPLATE, EncodeOptions::default()).encode(&row(json!({"text": "<s>a"}))).unwrap();
-    assert_eq!((sample.ids, sample.findings), (vec![1, 1, 97, 2], vec![Finding::BosTwice]));
+    let twice = |is_conversation| vec![Finding::BosTwice { is_conversation }];
+    assert_eq!((sample.ids, sample.findings), (vec![1, 1, 97, 2], twice(false)));
+    let template = format!("<s><s>{TEMPLATE}");
+    let sample = encoder(&template, EncodeOptions::default()).encode(&conversation()).unwrap();
+    assert_eq!(sample.findings, twice(true));
+    let pair = row(json!({
+        "prompt": [{"role": "user", "content": "a"}], "chosen": [{"role": "assistant", "content": "b"}],
+        "rejected": [{"role": "assistant", "content": "c"}],
+    }));
+    let pair = encoder(&template, EncodeOptions::default()).encode_preference(&pair).unwrap();
+    assert_eq!(pair.findings, twice(true));
 }
 
 #[test]
@@ -134,6 +150,60 @@ fn texts_that_are_not_printed_are_noticed() {
     let sample = encoder(TEMPLATE, EncodeOptions::default()).encode(&row).unwrap();
     let fields = ["messages[1].reasoning_content", "tools[0]"];
     assert_eq!(sample.findings, fields.map(|it| Finding::NotPrinted { field: it.to_owned() }));
+}
+
+#[test]
+fn arguments_that_are_not_printed_are_noticed() {
+    let findings = |template: &str, arguments: Value| {
+        let call = json!({"function": {"name": "find", "arguments": arguments}});
+        let row = row(json!({"messages": [
+            {"role": "user", "content": "ab"}, {"role": "assistant", "tool_calls": [call]},
+        ]}));
+        encoder(template, EncodeOptions::default()).encode(&row).unwrap().findings
+    };
+    let calls = |printed: &str| {
+        format!(
+            "{{% for m in messages %}}[{{{{ m.content }}}}{{% for c in m.tool_calls %}}{printed}{{% endfor %}}]{{% endfor %}}"
+        )
+    };
+    let (name, all) = (calls("{{ c.function.name }}"), calls("{{ c.function | tojson }}"));
+    let field = "messages[1].tool_calls[0].function.arguments".to_owned();
+    assert_eq!(findings(&name, json!({"query": [77]})), [Finding::NotPrinted { field }]);
+    assert_eq!(findings(&name, json!({})), []);
+    assert_eq!(findings(&all, json!({"query": [77]})), []);
+    let value = calls("{{ c.function.name }}{{ c.function.arguments.query[0] }}");
+    assert_eq!(findings(&value, json!({"query": [77]})), []);
+}
+
+#[test]
+fn changed_texts_are_printed() {
+    for filter in ["upper", "title", "replace(' ', '_')", "tojson", "trim"] {
+        let template =
+            format!("{{% for m in messages %}}{{{{ m.content | {filter} }}}}{{% endfor %}}");
+        let messages = json!([{"role": "user", "content": "straße no. 5 "}]);
+        let row = row(json!({ "messages": messages }));
+        let sample = encoder(&template, EncodeOptions::default()).encode(&row).unwrap();
+        assert_eq!(sample.findings, [], "{filter}");
+    }
+}
+
+#[test]
+fn findings_have_remedies() {
+    let text = String::new;
+    for finding in [
+        Finding::EndOfTurnUntrained { last: text() },
+        Finding::BosTwice { is_conversation: true },
+        Finding::BosTwice { is_conversation: false },
+        Finding::NotPrinted { field: text() },
+        Finding::VariableUnread { name: "k".repeat(10_000) },
+        Finding::EmptyAnswer { field: text() },
+        Finding::PromptDiffers { lost: "k".repeat(10_000) },
+        Finding::EqualCompletions,
+    ] {
+        let said = finding.to_string();
+        assert!(said.contains("; ") && said.len() < 500, "{said}");
+    }
+    assert!(Finding::PromptDiffers { lost: text() }.to_string().contains("(white space)"));
 }
 
 #[test]

@@ -8,7 +8,7 @@ use deepburn_chat::{ChatError, Result, Surrounding, TextTokenizer, Tokens};
 #[derive(Debug)]
 pub(crate) struct HfTokenizer {
     inner: tokenizers::Tokenizer,
-    added: HashSet<u32>,
+    special: HashSet<u32>,
 }
 
 impl HfTokenizer {
@@ -19,8 +19,9 @@ impl HfTokenizer {
     pub(crate) fn new(mut inner: tokenizers::Tokenizer) -> Result<Self> {
         inner.with_truncation(None).map_err(|error| ChatError::Tokenizer(error.to_string()))?;
         inner.with_padding(None);
-        let added = inner.get_added_tokens_decoder().into_keys().collect();
-        Ok(Self { inner, added })
+        let added = inner.get_added_tokens_decoder().into_iter();
+        let special = added.filter(|(_, token)| token.special).map(|(id, _)| id).collect();
+        Ok(Self { inner, special })
     }
 }
 
@@ -40,7 +41,7 @@ impl TextTokenizer for HfTokenizer {
         self.inner.token_to_id(token)
     }
 
-    fn is_added(&self, id: u32) -> bool {
-        self.added.contains(&id)
+    fn is_special(&self, id: u32) -> bool {
+        self.special.contains(&id)
     }
 }

@@ -105,9 +105,12 @@ impl Causal {
         // The adapter selects modules and rows of the final model, so the vocabulary has its size
         // by now.
         let config = with_adapter(config, job, pretrained)?;
-        warn_of_unlearned_tokens(&config, &data, pretrained)?;
         let ends = end_tokens(&config, generation_config.as_ref()).map_err(Failure::mistake)?;
+        // A stream of text has no turns.
         if let Some((samples, tokenizer)) = data.train_samples().zip(tokenizer) {
+            if let Some(folder) = pretrained {
+                warn_of_unlearned_tokens(&config, folder, samples, tokenizer)?;
+            }
             warn_of_other_ends(job, samples, tokenizer, &ends)?;
         }
         let (config, objective) = of_objective(config, job)?;

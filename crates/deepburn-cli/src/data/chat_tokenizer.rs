@@ -8,14 +8,14 @@ use deepburn_datasets::{DataError, Tokenizer};
 /// A borrowed tokenizer. Its vocabulary may have many megabytes.
 pub(crate) struct ChatTokenizer<'a> {
     tokenizer: &'a Tokenizer,
-    /// The ids of the tokens that were added to the model's vocabulary.
-    added: HashSet<u32>,
+    /// The ids of the special tokens.
+    special: HashSet<u32>,
 }
 
 impl<'a> ChatTokenizer<'a> {
     pub(crate) fn new(tokenizer: &'a Tokenizer) -> Self {
-        let added = tokenizer.extra_tokens().into_iter().map(|token| token.id).collect();
-        Self { tokenizer, added }
+        let special = tokenizer.extra_tokens().into_iter().filter(|token| token.is_special);
+        Self { tokenizer, special: special.map(|token| token.id).collect() }
     }
 }
 
@@ -43,8 +43,8 @@ impl TextTokenizer for ChatTokenizer<'_> {
         self.tokenizer.token_id(token)
     }
 
-    fn is_added(&self, id: u32) -> bool {
-        self.added.contains(&id)
+    fn is_special(&self, id: u32) -> bool {
+        self.special.contains(&id)
     }
 }
 

@@ -11,7 +11,6 @@ use deepburn_datasets::{DataError, Sample, Samples, Tokenizer};
 use deepburn_models::decoder::AnyDecoder;
 use serde_json::json;
 
-use crate::data::causal_data::CausalData;
 use crate::failure::Failure;
 
 /// The number of samples whose tokens are looked at, evenly spaced over the train split.
@@ -20,21 +19,20 @@ const INSPECTED: usize = 256;
 /// The number of added tokens that are compared with each other.
 const COMPARED: usize = 512;
 
-/// Warns of special tokens in the data that the base model in `pretrained` has not learned and that
-/// the adapter does not train.
+/// Warns of special tokens in `samples` that the base model in `folder` has not learned and that
+/// the adapter of `config` does not train.
 ///
 /// # Errors
 /// Returns a user's mistake if the samples or the base model cannot be read.
 pub(crate) fn warn_of_unlearned_tokens(
     config: &AnyDecoder,
-    data: &CausalData,
-    pretrained: Option<&Path>,
+    folder: &Path,
+    samples: &Samples,
+    tokenizer: &Tokenizer,
 ) -> Result<(), Failure> {
-    // `None` for a stream of text, which has no turns.
-    let Some((folder, samples)) = pretrained.zip(data.train_samples()) else { return Ok(()) };
-    let Some(tokenizer) = data.tokenizer().filter(|_| config.adapter().is_some()) else {
+    if config.adapter().is_none() {
         return Ok(());
-    };
+    }
     // Unused tokens are compared too: rows that nobody trained are often equal to each other.
     let (used, all) = added_tokens(tokenizer, samples)?;
     let found = config.unlearned_tokens(folder, &used, &all).map_err(Failure::mistake)?;

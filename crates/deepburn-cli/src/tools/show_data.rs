@@ -22,7 +22,7 @@ use deepburn_chat::Day;
 use deepburn_config::{DataKind, Job, JobRequest, counted};
 use deepburn_datasets::{
     Collate, IGNORE_INDEX, MicroBatch, PairRows, RowDocuments, SampleRows, SampleStatistics,
-    Tokenizer,
+    Samples, Tokenizer,
 };
 use deepburn_models::decoder::AnyDecoder;
 use deepburn_models::{LanguageModelConfig, TokenLimits};
@@ -31,10 +31,12 @@ use serde_json::Value;
 use crate::console::printable;
 use crate::data::chat::{ChatCorpus, SampleLimits};
 use crate::data::companions::own_generation_config;
+use crate::data::job_adapter::with_adapter;
 use crate::data::job_tokenizer::{JobTokenizer, VocabularyOrigin};
 use crate::data::places::Places;
 use crate::data::preference::PreferenceCorpus;
 use crate::data::turn_ends::{end_tokens, replaces_tokens, warn_of_other_ends};
+use crate::data::unlearned_tokens::warn_of_unlearned_tokens;
 use crate::data::vocabulary::with_special_tokens;
 use crate::failure::Failure;
 use crate::job::known_model::KnownModel;
@@ -85,14 +87,21 @@ pub(crate) fn show_data(arguments: &ShowDataArguments) -> Result<String, Failure
     // The model is not built, so its limits come from its configuration.
     let model = language_model(pretrained.as_deref())?;
     let limits = limits(&job, model.as_ref(), tokenizer.vocab_size());
+    let adapted = adapted(&job, model.as_ref(), pretrained.as_deref())?;
     let ends = ends(&job, model, pretrained.as_deref(), &tokenizer, vocabulary)?;
+    let warn = |samples: &Samples, tokenizer: &Tokenizer| {
+        if let Some((adapted, folder)) = adapted.as_ref().zip(pretrained.as_deref()) {
+            warn_of_unlearned_tokens(adapted, folder, samples, tokenizer)?;
+        }
+        warn_of_other_ends(&job, samples, tokenizer, &ends)
+    };
     // A run prints the day on which it started, also when it resumes.
     let day = day_of_latest(&job.training.output_dir).unwrap_or_else(Day::today);
     let is_terminal = std::io::stdout().is_terminal();
     let marks = if is_terminal { TokenMarks::COLORS } else { TokenMarks::BRACKETS };
     if matches!(job.data.kind, DataKind::Preference(_)) {
         let corpus = PreferenceCorpus::open(&job, chat, &places, tokenizer, limits, day)?;
-        warn_of_other_ends(&job, corpus.train.pairs.samples(), &corpus.tokenizer, &ends)?;
+        warn(corpus.train.pairs.samples(), &corpus.tokenizer)?;
         let count = arguments.rows.min(corpus.train.pairs.len());
         let printer = TokenPrinter { tokenizer: &corpus.tokenizer, marks };
         let shown = (0..count).map(|number| printer.pair(&corpus.train.pairs, number));
@@ -101,7 +110,7 @@ pub(crate) fn show_data(arguments: &ShowDataArguments) -> Result<String, Failure
         return Ok(parts.join("\n\n"));
     }
     let corpus = ChatCorpus::open(&job, chat, &places, tokenizer, limits, day)?;
-    warn_of_other_ends(&job, corpus.train.samples(), &corpus.tokenizer, &ends)?;
+    warn(corpus.train.samples(), &corpus.tokenizer)?;
     let count = arguments.rows.min(corpus.train.len());
     let printer = TokenPrinter { tokenizer: &corpus.tokenizer, marks };
     let shown = (0..count).map(|row| printer.sequence(&corpus.train, row));
@@ -126,6 +135,18 @@ fn language_model(pretrained: Option<&Path>) -> Result<Option<AnyDecoder>, Failu
             "model.pretrained: is a classifier, and data of kind \"chat\" trains language models",
         )),
     }
+}
+
+/// Returns the pretrained model with the adapter of the job.
+///
+/// # Errors
+/// Returns a user's mistake if the adapter does not fit the model.
+fn adapted(
+    job: &Job,
+    model: Option<&AnyDecoder>,
+    pretrained: Option<&Path>,
+) -> Result<Option<AnyDecoder>, Failure> {
+    model.map(|model| with_adapter(model.clone(), job, pretrained)).transpose()
 }
 
 /// Returns the tokens that end a text of the trained model, as far as they are known without

@@ -167,7 +167,7 @@ impl<'a> ChatEncoder<'a> {
         let note = |finding: &Finding| RowNote { kind: finding.kind(), text: finding.to_string() };
         let unread = notes.unread_column.map(|name| RowNote {
             kind: "unread column",
-            text: format!("`{name}` has no effect on rows of texts, which have no chat template"),
+            text: format!("`{name}` has no effect on rows of texts, which have no chat template; remove it, or write the rows as messages"),
         });
         let findings = findings.iter().map(note).chain(other_form).chain(unread);
         let notes = findings.chain(notes.parsed_arguments.then(parsed_arguments));
@@ -245,7 +245,8 @@ impl<'a> ChatEncoder<'a> {
             .flat_map(|content| self.control_tokens.iter().filter(|it| content.contains(&***it)));
         let token = found.next()?;
         let text = format!(
-            "a message contains the special token {token:?}, which the model reads as such"
+            "a message contains the special token {token:?}, which the model reads as such; remove it from the message unless it \
+             is meant"
         );
         Some(RowNote { kind: "control token", text })
     }
@@ -337,7 +338,8 @@ fn unread_completion(
 
 /// Returns the note about arguments of tool calls that were a text.
 fn parsed_arguments() -> RowNote {
-    let text = "the arguments of a tool call are JSON in a text and were parsed, because templates would quote the text again";
+    let text = "the arguments of a tool call are JSON in a text and were parsed, because templates would quote the text again; \
+                write them as an object, which all programs read alike";
     RowNote { kind: "arguments", text: text.to_owned() }
 }
 

@@ -28,13 +28,18 @@ impl TrlMarks {
         divided: Some("<turn|>\n"),
         ..Self::TURNS
     };
-    const GLM: Self = Self { after: &["<|user|>", "<|observation|>", "<|system|>"], ..Self::TURNS };
+    const GLM: Self = Self {
+        before: &["\n<think></think>"],
+        after: &["<|user|>", "<|observation|>", "<|system|>"],
+        ..Self::TURNS
+    };
     const GPT_OSS: Self = Self { end: Some("<|end|>"), ..Self::MUSE };
     const LINE_BREAK: Self = Self { before: &["\n"], ..Self::TURNS };
     const LLAVA: Self = Self { outside: [None, Some(" ")], ..Self::TURNS };
     const MUSE: Self = Self { before: &["<|start|>assistant"], ..Self::TURNS };
-    const NO_THINK: Self = Self { before: &["<think>\n\n</think>\n\n"], ..Self::TURNS };
-    const THINK: Self = Self { before: &["<think>\n"], ..Self::TURNS };
+    const NEMOTRON: Self = Self { before: &["<think>\n", "<think></think>"], ..Self::TURNS };
+    // The variable `enable_thinking` chooses the reasoning in the generation prompt.
+    const QWEN: Self = Self { before: &["<think>\n\n</think>\n\n", "<think>\n"], ..Self::TURNS };
 
     /// Returns the spans of `text` that TRL's version of the template marks.
     pub(crate) fn spans(self, text: &str, turns: &[Range<usize>]) -> Vec<Range<usize>> {
@@ -77,21 +82,21 @@ const MARKED_VERSIONS: [(u64, TrlMarks); 31] = [
     (0x0e60_067a_5537_498e, TrlMarks::TURNS),           // llama3
     (0xce77_4978_6d3f_fecd, TrlMarks::LLAVA),           // llava_next
     (0x67bb_cd17_0ca4_388e, TrlMarks::MUSE),            // muse_glimmer
-    (0x43b4_45dc_85f1_b759, TrlMarks::THINK),           // nemotron_3_nano
-    (0x4fd9_cf68_c291_e866, TrlMarks::THINK),           // nemotron_3_super
-    (0x30fa_1947_e9ca_3dab, TrlMarks::THINK),           // nemotron_3_ultra
-    (0xe024_b304_c346_f44d, TrlMarks::THINK),           // nemotron_3_5_lightning
+    (0x43b4_45dc_85f1_b759, TrlMarks::NEMOTRON),        // nemotron_3_nano
+    (0x4fd9_cf68_c291_e866, TrlMarks::NEMOTRON),        // nemotron_3_super
+    (0x30fa_1947_e9ca_3dab, TrlMarks::NEMOTRON),        // nemotron_3_ultra
+    (0xe024_b304_c346_f44d, TrlMarks::NEMOTRON),        // nemotron_3_5_lightning
     (0xeceb_db26_677c_663d, TrlMarks::TURNS),           // phi3
     (0xcf27_8cde_387a_54c8, TrlMarks::TURNS),           // phi3_5
     (0xc2b2_7ee6_0f1b_8775, TrlMarks::LINE_BREAK),      // qwen2_5
     (0x7124_2f76_359e_71e8, TrlMarks::TURNS),           // qwen2_5_vl
-    (0x959a_4551_391a_6549, TrlMarks::TURNS),           // qwen3
+    (0x959a_4551_391a_6549, TrlMarks::QWEN),            // qwen3
     (0x3751_fe8e_a484_48ab, TrlMarks::TURNS),           // qwen3_instruct_2507
     (0xf67a_fe26_6c47_0df1, TrlMarks::TURNS),           // qwen3_vl
-    (0x407b_bcde_b627_37b7, TrlMarks::NO_THINK),        // qwen3_5_nothink
-    (0xf07c_510f_47fb_aca0, TrlMarks::THINK),           // qwen3_5_think
-    (0x8ae3_a8bc_6e68_f114, TrlMarks::THINK),           // qwen3_6
-    (0x8b6b_0871_c5db_260b, TrlMarks::THINK),           // qwen3_8
+    (0x407b_bcde_b627_37b7, TrlMarks::QWEN),            // qwen3_5_nothink
+    (0xf07c_510f_47fb_aca0, TrlMarks::QWEN),            // qwen3_5_think
+    (0x8ae3_a8bc_6e68_f114, TrlMarks::QWEN),            // qwen3_6
+    (0x8b6b_0871_c5db_260b, TrlMarks::QWEN),            // qwen3_8
     (0x92cf_2b51_e627_e013, TrlMarks::TURNS),           // smolvlm
 ];
 
@@ -120,8 +125,8 @@ mod tests {
     }
 
     /// Spans of TRL 1.16 in texts of its templates `deepseekv3`, `gptoss`, `glm4moe`,
-    /// `diffusion_gemma`, `llava_next`, `qwen3_5_nothink` and `qwen2_5`, whose turns are in `« »`
-    /// and whose spans in `⟨ ⟩`.
+    /// `diffusion_gemma`, `llava_next`, `nemotron_3_nano`, `qwen3`, `qwen3_5_think` and `qwen2_5`.
+    /// Turns are in `« »`, and spans in `⟨ ⟩`.
     #[test]
     fn turns_become_the_spans_of_trl() {
         for (marks, text) in [
@@ -135,7 +140,10 @@ mod tests {
             (TrlMarks::DIFFUSION_GEMMA, "<|turn>model\n⟨«a<tool_call|>⟩<|tool_response>»b"),
             (TrlMarks::DIFFUSION_GEMMA, "b«<|turn>model\n⟨a<turn|>\n»⟩<|turn>user"),
             (TrlMarks::LLAVA, "[INST] a [/INST]⟨« b</s>⟩ »[INST]"),
-            (TrlMarks::NO_THINK, "assistant\n⟨<think>\n\n</think>\n\n«a<|im_end|>\n»⟩"),
+            (TrlMarks::GLM, "<|assistant|>⟨\n<think></think>«\nb»<|user|>⟩\nc"),
+            (TrlMarks::NEMOTRON, "assistant\n⟨<think></think>«a<|im_end|>\n»⟩"),
+            (TrlMarks::QWEN, "assistant\n⟨<think>\n\n</think>\n\n«a<|im_end|>\n»⟩"),
+            (TrlMarks::QWEN, "assistant\n⟨<think>\n«b\n</think>\n\na<|im_end|>\n»⟩"),
             (TrlMarks::LINE_BREAK, "<|im_start|>assistant⟨\n«a<|im_end|>\n»⟩<|im_start|>"),
             (TrlMarks::TURNS, "<start_of_turn>model\n⟨«a<end_of_turn>\n»⟩"),
         ] {

@@ -5,7 +5,10 @@
 //!
 //! - The time of `strftime_now` is fixed ([`ChatTemplate::at`]) and in UTC, so that all ranks and
 //!   epochs render the same text.
-//! - Some methods and filters of Python do not exist (`zfill`, `partition`, `%`). They are errors.
+//! - Some methods, filters and escapes of Python do not exist (`casefold`, `wordcount`, `%` of
+//!   texts, `\N{...}`). They are errors, as is `title` with a character such as `ß`.
+//! - `range(3)` is printed as a list. A method that is not called is the key of that name, or
+//!   undefined: `schema.items` is `schema['items']`, which is a method in Python.
 //! - `none[1:]` is an empty list, and values of different types can be compared with `<` and `>`.
 //!   Python fails.
 //! - Floats that are joined with `~` or the filter `join` have Rust's digits
@@ -33,9 +36,12 @@ use crate::{ChatError, Message, Result};
 mod counted;
 mod day;
 mod environment;
+mod escapes;
 mod expression;
 mod loads;
+mod python_filters;
 mod python_json;
+mod python_methods;
 mod python_text;
 mod selection;
 mod stack;

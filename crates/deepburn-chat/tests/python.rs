@@ -19,21 +19,19 @@ const OTHER_TEXTS: [(&str, &str); 7] = [
     ("{{ messages }}", "[{'role': 'user', 'content': 'a'}]"),
 ];
 
-/// Templates that are errors here: methods and filters that minijinja does not have.
-const REFUSED: [&str; 10] = [
-    "{{ 'a'.rjust(3) }}",
+/// Templates that are errors here: methods and filters that minijinja does not have, and capitals
+/// that Rust does not know.
+const REFUSED: [&str; 6] = [
     "{{ '%s' % i }}",
     "{{ '%s %d' % (s, 3) }}",
-    "{{ s.index('b') }}",
-    "{{ 'a b'.partition(' ') }}",
-    "{{ 'a b'.rpartition(' ') }}",
-    "{{ 'xxa'.removeprefix('x') }}",
-    "{{ s.zfill(9) }}",
-    "{{ 'a'.center(5) }}",
     "{{ 'a b' | wordcount }}",
+    "{{ 'éÀ ß'.title() }}",
+    "{{ 'a ßb'.title() }}",
+    "{{ 'ŉ'.title() }}",
 ];
 
 //= transformers 5.23.0 utils/chat_template_utils.py render_jinja_template
+//= jinja2 3.1.6 filters.py do_indent
 #[test]
 fn renders_like_jinja2() {
     let file: Value = serde_json::from_str(include_str!("data/renders.json")).unwrap();
@@ -59,5 +57,5 @@ fn renders_like_jinja2() {
             same += 1;
         }
     }
-    assert_eq!((same, other), (264, 17));
+    assert_eq!((same, other), (427, 13));
 }

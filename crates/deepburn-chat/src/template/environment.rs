@@ -11,10 +11,12 @@ use minijinja_contrib::pycompat;
 
 use super::counted::{attribute, counted, dict, factor, iterable, namespace, range};
 use super::invalid;
+use super::python_filters::add_filters;
 use super::python_json::tojson;
-use super::python_text::text_of;
+use super::python_methods::{list_index, text_method};
+use super::python_text::{is_space, text_of};
 use super::tags::{COUNTED, COUNTED_ATTRIBUTE, FACTOR, GENERATION, ITERABLE};
-use super::work::{MAX_STEPS, steps};
+use super::work::{MAX_STEPS, part_steps, steps};
 
 /// The maximum number of digits of a width or a precision in `str.format`.
 const MAX_WIDTH_DIGITS: usize = 6;
@@ -44,6 +46,7 @@ pub(super) fn environment(now: NaiveDateTime) -> Result<Environment<'static>, Er
     environment.add_filter("tojson", tojson);
     environment.add_filter("trim", trim);
     environment.add_filter("string", text_of);
+    add_filters(&mut environment);
     environment.add_test("sequence", is_sequence);
     environment.add_test("iterable", |value: &Value| value.is_undefined() || is_sequence(value));
     environment.add_filter(GENERATION, mark_generated);
@@ -141,11 +144,6 @@ fn mark_generated(state: &State, text: String) -> String {
     }
 }
 
-/// White space of Python: Unicode's, and the four separators of ASCII.
-fn is_space(char: char) -> bool {
-    char.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&char)
-}
-
 /// The filter `trim`, with Python's white space.
 fn trim(state: &State, value: &Value, chars: Option<&str>) -> Result<String, Error> {
     let text = text_of(state, value)?;
@@ -173,14 +171,21 @@ fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Resul
             return join(state, text, args);
         }
         state.consume_fuel(method_steps(text, name, args)?)?;
+        state.consume_fuel(args.iter().map(|it| steps(read_bytes(it))).sum())?;
+        if let Some(result) = text_method(state, text, name, args)? {
+            return Ok(result);
+        }
     }
     let is_object = |it: &Value| it.as_object().is_some();
     if !is_object(value) && !args.iter().any(is_object) {
-        state.consume_fuel(args.iter().map(|it| steps(read_bytes(it))).sum())?;
         return pycompat::unknown_method_callback(state, value, name, args);
     }
     let args = args.iter().map(|it| charged(state, it)).collect::<Result<Vec<_>, _>>()?;
-    pycompat::unknown_method_callback(state, &counted(value.clone())?, name, &args)
+    let value = counted(value.clone())?;
+    match (name, value.kind()) {
+        ("index", ValueKind::Seq) => list_index(&value, &args),
+        _ => pycompat::unknown_method_callback(state, &value, name, &args),
+    }
 }
 
 /// The method `join` of a text, which also counts the work of reading the items.
@@ -202,11 +207,10 @@ fn method_steps(text: &str, name: &str, args: &[Value]) -> Result<u64, Error> {
     let texts = || args.iter().filter_map(Value::as_str);
     let first = texts().next();
     Ok(match name {
-        "split" => part_steps(match first {
+        "split" | "rsplit" => part_steps(match first {
             Some("") | None => text.len(),
             Some(separator) => text.matches(separator).count(),
         }),
-        "splitlines" => part_steps(text.matches('\n').count()),
         "strip" | "lstrip" | "rstrip" => trimming_steps(text, first.unwrap_or_default()),
         "format" => {
             let read: usize = args.iter().map(read_bytes).sum();
@@ -215,11 +219,6 @@ fn method_steps(text: &str, name: &str, args: &[Value]) -> Result<u64, Error> {
         }
         _ => 0,
     })
-}
-
-/// Returns the steps of a list of texts. A short text needs more memory than its bytes.
-fn part_steps(parts: usize) -> u64 {
-    2 * parts as u64
 }
 
 /// Returns the steps of comparing the characters at the ends of a text with all of `chars`.
@@ -261,20 +260,32 @@ fn strftime(now: NaiveDateTime, format: &str) -> Result<String, Error> {
         return Err(invalid(reason));
     }
     let mut chars = format.chars();
+    let mut written = String::new();
     while let Some(char) = chars.next() {
+        written.push(char);
         if char != '%' {
             continue;
         }
-        let directive = match chars.next() {
-            Some('-') => chars.next(),
-            directive => directive,
-        };
+        let mut directive = chars.next();
+        match directive {
+            // Python writes microseconds, chrono nanoseconds.
+            Some('f') => {
+                written.push_str("6f");
+                continue;
+            }
+            Some('-') => {
+                written.push('-');
+                directive = chars.next();
+            }
+            _ => {}
+        }
+        written.extend(directive);
         if !directive.is_some_and(|it| DIRECTIVES.contains(it)) {
             let reason = format!("strftime_now does not support the format `{format}`");
             return Err(invalid(reason));
         }
     }
-    let items: Vec<Item> = StrftimeItems::new(format).collect();
+    let items: Vec<Item> = StrftimeItems::new(&written).collect();
     let mut text = String::new();
     match write!(text, "{}", now.format_with_items(items.iter())) {
         Ok(()) => Ok(text),

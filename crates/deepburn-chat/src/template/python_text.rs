@@ -26,6 +26,11 @@ pub(super) fn text_of(state: &State, value: &Value) -> Result<String, Error> {
     }
 }
 
+/// White space of Python: Unicode's, and the four separators of ASCII.
+pub(super) fn is_space(char: char) -> bool {
+    char.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&char)
+}
+
 /// Appends `repr(value)`. Lists can contain the same list many times, so each value costs a step.
 fn write_repr(state: &State, value: &Value, depth: usize, text: &mut String) -> Result<(), Error> {
     state.consume_fuel(1)?;

@@ -7,11 +7,15 @@
 //! - Values that are stored are counted (`counted.rs`): in `{% set %}`, `{% with %}`, and by macros
 //!   and loops, as are values that `*` repeats, and values that are compared, indexed or kept in
 //!   lists (`loads.rs`).
+//! - Strings have the escapes of Python (`escapes.rs`).
+//! - `{% raw %}` keeps the line end after it.
 //!
-//! Comments, `raw` blocks, and strings inside tags are skipped. Line numbers stay the same.
+//! Comments, texts of `raw` blocks, and strings inside tags are skipped. Line numbers stay the
+//! same.
 
 use std::ops::Range;
 
+use super::escapes::with_escapes;
 use super::expression::{Token, TokenKind, tokens, weight, with_filtered_products};
 use super::loads::with_charged_loads;
 
@@ -47,13 +51,23 @@ pub(super) fn rewrite(source: &str) -> Rewritten {
     let (mut marks_generation, mut heaviest) = (false, 0);
     let source = with_tags(source, |tag| {
         let TemplateTag { open, body, close, .. } = tag;
+        if let Some((raw, text)) = raw_text(body).filter(|_| !tag.is_output()) {
+            //= jinja2 3.1.6 lexer.py raw_begin
+            // Jinja2 keeps a line end after `{% raw %}`; minijinja removes it without the mark.
+            let mark = if raw.ends_with(['-', '+']) { "" } else { "+" };
+            return Some(format!("{{%{open}{raw}{mark}%}}{text}{close}%}}"));
+        }
+        let escaped = with_escapes(body);
+        let body = escaped.as_deref().unwrap_or(body);
         heaviest = heaviest.max(weight(body));
         let factors = with_filtered_products(body, FACTOR);
         let charged =
             with_charged_loads(factors.as_deref().unwrap_or(body), tag.is_output(), COUNTED);
         let counted = charged.or(factors);
+        let is_changed = counted.is_some() || escaped.is_some();
+        let counted = counted.as_deref().unwrap_or(body);
         if tag.is_output() {
-            return counted.map(|body| format!("{{{{{open}{body}{close}}}}}"));
+            return is_changed.then(|| format!("{{{{{open}{counted}{close}}}}}"));
         }
         match body.trim() {
             "generation" => {
@@ -65,16 +79,21 @@ pub(super) fn rewrite(source: &str) -> Rewritten {
             }
             _ => {}
         }
-        let body = counted.as_deref().unwrap_or(body);
-        match with_counted_values(body) {
+        match with_counted_values(counted) {
             Some((body, names)) => {
                 let sets = names.iter().map(|it| format!("%}}{{% set {it} = {it}|{COUNTED} "));
                 Some(format!("{{%{open}{body}{}{close}%}}", sets.collect::<String>()))
             }
-            None => counted.as_ref().map(|body| format!("{{%{open}{body}{close}%}}")),
+            None => is_changed.then(|| format!("{{%{open}{counted}{close}%}}")),
         }
     });
     Rewritten { source, marks_generation, heaviest }
+}
+
+/// Returns the tag and the text of a `raw` block without its ends, `None` for other tags.
+fn raw_text(block: &str) -> Option<(&str, &str)> {
+    let (tag, text) = block.split_once("%}")?;
+    (tag.trim_end_matches(['-', '+']).trim() == "raw").then_some((tag, text))
 }
 
 /// Returns the body of a statement that stores values, with the filters that count them, and the
@@ -322,7 +341,8 @@ mod tests {
         for text in [
             "{# {% generation %} #}",
             "{{ '{% generation %}' }}",
-            "{% raw %}{% generation %}{% for a in b %}{%- endraw -%}",
+            "{% raw +%}{% generation %}{% for a in b %}{{ a == b }}{%- endraw -%}",
+            "{%- raw -%}{{ '\\U0001F600' }}{% endraw %}",
             "{{ {'a': {'b': 1}} }}{% if '%}' %}",
             "{% do for_in(1) %}{% if 'a' in b %}{",
             "{% unclosed '",
@@ -333,6 +353,14 @@ mod tests {
             assert_eq!((it.source.as_str(), it.marks_generation), (text, false));
             assert_eq!(without_generation(text), text);
         }
+    }
+
+    //= jinja2 3.1.6 lexer.py raw_begin
+    #[test]
+    fn raw_blocks_keep_their_first_line_end() {
+        let of = |text: &str| rewrite(text).source;
+        assert_eq!(of("a{% raw %}\nb{% endraw %}"), "a{% raw +%}\nb{% endraw %}");
+        assert_eq!(of("{%-raw%}\nb{%- endraw -%}"), "{%-raw+%}\nb{%- endraw -%}");
     }
 
     #[test]

@@ -35,6 +35,11 @@ pub(super) fn steps(bytes: usize) -> u64 {
     bytes as u64 / STEP
 }
 
+/// Returns the steps of a list of texts. A short text needs more memory than its bytes.
+pub(super) fn part_steps(parts: usize) -> u64 {
+    2 * parts as u64
+}
+
 /// Starts the work of a template on this thread.
 pub(super) fn start() {
     BUDGET.set((MAX_STEPS * STEP, stacker::remaining_stack().unwrap_or(0)));

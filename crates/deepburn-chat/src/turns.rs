@@ -147,7 +147,10 @@ impl Turns<'_> {
         {
             return Ok(start..end);
         }
-        let anchor = self.anchor(index, &partial)?;
+        let anchor = match self.anchor(index, &partial) {
+            Err(error) if is_last => return self.last_without_anchor(index, last_end).ok_or(error),
+            anchor => anchor?,
+        };
         let end = match end {
             Some(end) if end >= anchor.whole.end => end,
             _ => {
@@ -176,6 +179,17 @@ impl Turns<'_> {
         Ok(start..end)
     }
 
+    /// Returns the byte range of the last message, whose text the template changes: all after the
+    /// only generation prompt behind `last_end`.
+    fn last_without_anchor(&self, index: usize, last_end: usize) -> Option<Range<usize>> {
+        let start = self.start_by_header(index, last_end, self.whole.len()).ok()?;
+        // Of several prompts, one could be a quotation.
+        let header = self.header(index).ok()?;
+        let short = without_reasoning(&header);
+        let is_only = self.whole[last_end..].matches(short).count() == 1;
+        is_only.then_some(start..self.whole.len())
+    }
+
     /// Returns the length of `partial`, with or without an end-of-sequence token, if `whole` starts
     /// with it.
     fn printed_length(&self, partial: &str, whole: &str) -> Option<usize> {
@@ -192,7 +206,7 @@ impl Turns<'_> {
         let header = self.header(index)?;
         let before = self.whole.get(last_end..anchor).unwrap_or_default();
         let fields = Value::Object(self.messages[index].fields().clone());
-        let short = header.find(START_OF_REASONING).map_or(header.as_str(), |end| &header[..end]);
+        let short = without_reasoning(&header);
         for header in [header.as_str(), short] {
             // A message that quotes the header would be divided there.
             let found =
@@ -254,6 +268,11 @@ impl Turns<'_> {
         }
         unused_characters(&all)
     }
+}
+
+/// Returns the part of a generation prompt before reasoning.
+fn without_reasoning(header: &str) -> &str {
+    header.find(START_OF_REASONING).map_or(header, |end| &header[..end])
 }
 
 /// Returns where the marks are in `marked`, if it equals `plain` without them.

@@ -94,6 +94,22 @@ fn assistant_turns_are_trained() {
     assert_eq!(trained(&all), "[ab]<a>cd</s>");
 }
 
+/// The template replaces the answer, and prints another generation prompt before it.
+#[test]
+fn a_last_answer_whose_text_is_changed_is_found_by_its_prompt() {
+    let template = TEMPLATE
+        .replace("{{ m.content }}</s>", "{{ m.content | trim or '-' }}</s>")
+        .replace("%}<a>{% endif", "%}<a><think>{% endif");
+    let encode = |question: &str| {
+        let messages =
+            json!([{"role": "user", "content": question}, {"role": "assistant", "content": " "}]);
+        encoder(&template, ASSISTANT_ONLY).encode(&row(json!({"messages": messages})))
+    };
+    assert_eq!(trained(&encode("a").unwrap()), "-</s>");
+    // One of the prompts is a quotation.
+    assert!(encode("<a>").unwrap_err().to_string().contains("messages[1]"));
+}
+
 #[test]
 fn ends_of_turns_outside_the_marks_are_noticed() {
     let marked = TEMPLATE

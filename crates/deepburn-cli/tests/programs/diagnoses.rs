@@ -132,7 +132,7 @@ fn templates_that_change_texts_print_them() {
     let mut row = answer("b");
     row["tools"] = json!([]);
     let [shown, _] = shown(&golden, "qwen2", &[row], json!({ "chat_template": template }));
-    assert!(shown.contains("[[TOOLS a b"), "{shown}");
+    assert!(shown.contains("T[[OOLS a b"), "{shown}");
 }
 
 #[test]

@@ -295,7 +295,7 @@ fn expensive_operations_are_refused() {
 }
 
 /// Expressions that read the long texts `x` and `y`, or what contains them.
-const OPERATIONS: [&str; 174] = [
+const OPERATIONS: [&str; 194] = [
     // Operators.
     "x == y",
     "x != y",
@@ -396,6 +396,12 @@ const OPERATIONS: [&str; 174] = [
     "x | safe",
     "x | tojson",
     "x | indent(2)",
+    "x | truncate",
+    "x | center",
+    "x | urlencode",
+    "x | int",
+    "'a' | center(4000000)",
+    "'a' | indent(4000000, true)",
     "x | join('-')",
     "l | join(x)",
     "x | batch(2) | list",
@@ -468,6 +474,20 @@ const OPERATIONS: [&str; 174] = [
     "d.get('a', x) == y",
     "[x, x].count(y)",
     "l.count(y)",
+    "x.rsplit()",
+    "x.rsplit('b')",
+    "'a'.rsplit(x)",
+    "x.partition('b')",
+    "x.rpartition('b')",
+    "x.index('a')",
+    "x.rindex('a')",
+    "x.removeprefix('b')",
+    "x.removesuffix('b')",
+    "x.center(9)",
+    "x.zfill(9)",
+    "'a'.ljust(4000000)",
+    "'a'.rjust(4000000)",
+    "l.index(x)",
     "loop.changed(x)",
     "loop.cycle(x, y)",
     // Functions.

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! Other types (q4_k, q5_0, q6_k) are decoded and held as q8_0, whose error is a small part of
-//! theirs.
+//! theirs, a few rows at a time.
 
 use std::fs::File;
 use std::io::BufReader;
@@ -25,7 +25,10 @@ use deepburn_models::{Architecture, MatrixUse};
 
 use crate::failure::Failure;
 use crate::job::gguf_folder::UnpackedGguf;
-use crate::job::held_matrices::held_type_of;
+use crate::job::held_matrices::{MatrixForm, held_type_of};
+
+/// The number of rows that are decoded and encoded at a time.
+const ROWS_AT_A_TIME: usize = 256;
 
 /// The weights of a GGUF file.
 pub(crate) struct GgufWeights {
@@ -131,9 +134,9 @@ impl GgufWeights {
             MatrixUse::TokenTable => RowOrder::ByRow,
             MatrixUse::Other => return Ok(None),
         };
-        let adjacent = self.adjacent_rows(composition, order)?;
-        let is_wanted = |format| wanted.is_none_or(|wanted| wanted == format);
-        let Some((format, tensors)) = adjacent.filter(|(format, _)| is_wanted(*format)) else {
+        let Some(tensors) = self.adjacent_rows(composition, order)? else { return Ok(None) };
+        let is_wanted = |format: &RowEncoding| wanted.is_none_or(|wanted| wanted == *format);
+        let Some(format) = self.common_format(&tensors).filter(is_wanted) else {
             return Ok(None);
         };
         let (mut whole, mut bytes) = (Vec::new(), Vec::new());
@@ -148,16 +151,47 @@ impl GgufWeights {
         Ok(Some(EncodedMatrix { format, order, words: format.words_of(&whole) }))
     }
 
-    /// Returns the tensors whose rows, one after the other, are a parameter in `order`, and their
-    /// format; `None` if there are no such tensors, or if they differ in format.
+    /// Encodes the matrix at a module path in another type, some rows at a time, so that the whole
+    /// matrix is never in f32; `None` if the file does not have the rows of `form` in their order.
+    ///
+    /// # Errors
+    /// Returns a user's mistake if a tensor cannot be read or encoded.
+    pub(crate) fn encoded_again(
+        &mut self,
+        path: &str,
+        form: MatrixForm,
+    ) -> Result<Option<EncodedMatrix>, Failure> {
+        let weight = self.weight(path)?;
+        let tensors = self.adjacent_rows(weight.composition(), form.order)?;
+        let moves_rows =
+            |stored: &GgufTensor| matches!(stored.layout, TensorLayout::Interleaved { .. });
+        let Some(tensors) = tensors.filter(|tensors| !tensors.iter().any(moves_rows)) else {
+            return Ok(None);
+        };
+        let (mut values, mut blocks) = (Vec::new(), Vec::new());
+        for stored in tensors {
+            let num_rows = self.num_rows(&stored.name) as u64;
+            for start in (0..num_rows).step_by(ROWS_AT_A_TIME) {
+                let rows = start..num_rows.min(start + ROWS_AT_A_TIME as u64);
+                values.clear();
+                let read = self.reader.read_rows(&stored.name, rows, &mut values);
+                read.map_err(|error| self.refused(&error.to_string()))?;
+                form.append(path, &values, &mut blocks)?;
+            }
+        }
+        Ok(Some(form.matrix(&blocks)))
+    }
+
+    /// Returns the tensors whose rows, one after the other, are a parameter in `order`; `None` if
+    /// there are no such tensors.
     fn adjacent_rows(
         &self,
         composition: &Composition,
         order: RowOrder,
-    ) -> Result<Option<(RowEncoding, Vec<GgufTensor>)>, Failure> {
+    ) -> Result<Option<Vec<GgufTensor>>, Failure> {
         let components = composition.components();
         let joins_columns = components.len() == 1 || composition.axis() == 1;
-        let (mut formats, mut tensors) = (Vec::new(), Vec::new());
+        let mut tensors = Vec::new();
         for component in components {
             let stored = self.stored(&component.name)?;
             // Either file may store the transpose of the parameter, and two transposes cancel.
@@ -170,14 +204,20 @@ impl GgufWeights {
             if found != order || !is_whole || found == RowOrder::ByColumn && !joins_columns {
                 return Ok(None);
             }
-            let info = self.reader.header().tensor(&stored.name);
-            formats.push(info.and_then(|it| held_type_of(it.tensor_type())));
             tensors.push(stored);
         }
         let is_table_of_parts = order == RowOrder::ByRow && tensors.len() > 1;
-        let format = formats.first().copied().flatten().filter(|_| !is_table_of_parts);
-        let format = format.filter(|it| formats.iter().all(|other| *other == Some(*it)));
-        Ok(format.map(|format| (format, tensors)))
+        Ok(Some(tensors).filter(|_| !is_table_of_parts))
+    }
+
+    /// Returns the format of all tensors; `None` if they differ or a product cannot read it.
+    fn common_format(&self, tensors: &[GgufTensor]) -> Option<RowEncoding> {
+        let mut formats = tensors.iter().map(|stored| {
+            let info = self.reader.header().tensor(&stored.name);
+            info.and_then(|it| held_type_of(it.tensor_type()))
+        });
+        let first = formats.next()??;
+        formats.all(|format| format == Some(first)).then_some(first)
     }
 
     /// Returns whether a part of the parameter at a module path is quantized in the file.

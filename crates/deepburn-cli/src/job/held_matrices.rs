@@ -144,7 +144,8 @@ impl MatrixForms {
 /// The order and the type in which a matrix is held.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct MatrixForm {
-    order: RowOrder,
+    /// Which elements follow each other.
+    pub(crate) order: RowOrder,
     /// The type in memory.
     pub(crate) format: RowEncoding,
 }
@@ -162,18 +163,30 @@ impl MatrixForm {
             // Blocks run along the inputs, down the columns of `[in, out]`.
             RowOrder::ByColumn => transposed(&values, candidate.shape[1]),
         };
-        let words = encode(self.format, &values).map_err(|problem| {
-            Failure::mistake(format!("--quantize: `{}`: {problem}", candidate.path))
-        })?;
-        Ok(EncodedMatrix { format: self.format, order: self.order, words })
+        let mut blocks = Vec::new();
+        self.append(candidate.path, &values, &mut blocks)?;
+        Ok(self.matrix(&blocks))
     }
-}
 
-/// Returns the words of encoded values.
-fn encode(format: RowEncoding, values: &[f32]) -> Result<Vec<u32>, deepburn_gguf::EncodeError> {
-    let mut blocks = Vec::new();
-    tensor_type(format).encode(values, &mut blocks)?;
-    Ok(format.words_of(&blocks))
+    /// Appends the blocks of some rows of the matrix at a module path.
+    ///
+    /// # Errors
+    /// Returns a user's mistake if a weight is not finite, or is too large for the type.
+    pub(crate) fn append(
+        self,
+        path: &str,
+        values: &[f32],
+        blocks: &mut Vec<u8>,
+    ) -> Result<(), Failure> {
+        let encoded = tensor_type(self.format).encode(values, blocks);
+        encoded.map_err(|problem| Failure::mistake(format!("--quantize: `{path}`: {problem}")))
+    }
+
+    /// Returns the matrix with these blocks.
+    pub(crate) fn matrix(self, blocks: &[u8]) -> EncodedMatrix {
+        let words = self.format.words_of(blocks);
+        EncodedMatrix { format: self.format, order: self.order, words }
+    }
 }
 
 /// Returns the elements of a matrix with rows of `columns` elements, column by column.

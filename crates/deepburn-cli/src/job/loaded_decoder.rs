@@ -145,8 +145,13 @@ fn of_gguf(
             }
             coarser += 1;
         }
-        let form = form.or_else(|| forms.form(candidate, used));
-        form.map(|form| form.encode(candidate)).transpose()
+        let Some(form) = form.or_else(|| forms.form(candidate, used)) else { return Ok(None) };
+        // The lock ends here, because `encode` reads the file too.
+        let again = locked(&weights).encoded_again(candidate.path, form)?;
+        match again {
+            Some(matrix) => Ok(Some(matrix)),
+            None => form.encode(candidate).map(Some),
+        }
     })?;
     forms.note().iter().for_each(|note| console::eprint(note));
     if coarser > 0 {

@@ -69,6 +69,13 @@ fn a_file_generates_what_its_folder_generates() {
             assert_eq!(kept.stdout, own.stdout, "{name} {held}");
             assert_eq!(kept.stderr, of_folder.stderr, "{name} {held}");
         }
+        // Rows that are decoded and encoded again have the blocks of the folder's matrices.
+        for held in ["q8_0", "q4_0"] {
+            let again = generate(job.folder(), "f32.gguf", &["--quantize", held]).succeeded();
+            let of_folder = generate(job.folder(), model, &["--quantize", held]).succeeded();
+            assert_eq!(again.stdout, of_folder.stdout, "{name} {held}");
+            assert_eq!(again.stderr, of_folder.stderr, "{name} {held}");
+        }
         let of_folder = deepburn(job.folder(), &["estimate", "--model", model]).succeeded();
         let of_file = deepburn(job.folder(), &["estimate", "--model", &file]).succeeded();
         assert_eq!(of_file.stdout, of_folder.stdout);

@@ -14,7 +14,8 @@
 //! read or refused.
 //!
 //! To add a family, implement [`Family`]: the fields of its `config.json`, and its
-//! [`FamilySettings`].
+//! [`FamilySettings`]. `Architecture` of `deepburn-config`, `MODELS` of `deepburn-cli` and, for
+//! exports, `Architecture` of `deepburn-gguf` list the families by name.
 
 mod config;
 mod gemma;

@@ -3,7 +3,8 @@
 //! Main type: [`Manifest`]. The manifest contains the BLAKE3 hash of every rank's file and, as its
 //! last field, the hash of all its bytes before that field. A changed byte in any file is therefore
 //! detected, while the manifest remains plain JSON. Files with a correct hash but another format or
-//! version are distinguished from damaged ones.
+//! version are distinguished from damaged ones. The fields below `layout` are defined in `layout`
+//! and `param_entry`, and the versions in `identity`.
 //!
 //! ```text
 //! {
@@ -18,6 +19,7 @@
 //!              "replicas": … of hybrid sharding,
 //!              "atoms": [{"path": …, "shape": […], "trainable": …,
 //!              "aliases": […], "slots": [{"slot": "weights", "element": "F32"}, …],
+//!              "kind": "buffer" of a buffer,
 //!              "base": {"element": "F32", "checksum": …} if the values are omitted,
 //!              "pipeline_stage": the stage that stores the arrays, if it is not 0}, …]},
 //!   "ranks": [{"length": bytes, "checksum": …, "state": {…}}, …],

@@ -3,8 +3,8 @@
 //!
 //! Only this module and `moments.rs` distinguish optimizers. Checkpoints, offload and ledger use
 //! `moments`, the order of a step uses `scope`, and `step` computes the scalars of the kernels in
-//! f64. An optimizer with compressed exchanges defines all of this in a file of its own, as a
-//! [`CompressedOptimizer`].
+//! f64, with the learning rate of the parameter's group. An optimizer with compressed exchanges
+//! defines all of this in a file of its own, as a [`CompressedOptimizer`].
 //!
 //! ```text
 //! optimizer        arrays                                    update depends on

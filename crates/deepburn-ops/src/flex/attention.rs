@@ -204,7 +204,7 @@ struct Inputs<'a> {
 
 impl Inputs<'_> {
     /// Returns a product that runs on this thread only, because the other threads process other
-    /// heads.
+    /// blocks.
     fn product<'a>(&self, left: Matrix<'a>, right: Matrix<'a>) -> Product<'a> {
         Product::new(left, right, self.arithmetic).on(Threads::One)
     }

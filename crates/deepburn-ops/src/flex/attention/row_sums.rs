@@ -44,8 +44,12 @@ impl RowSums {
         if is_new { product.write_to(out) } else { product.add_to(out) }
     }
 
-    /// Adds two sums, which may be of different positions.
+    /// Adds two finished sums, which may be of different positions.
     pub(super) fn plus(self, other: Self, width: usize) -> Self {
+        for sums in [&self, &other] {
+            // Other rows are not initialized.
+            assert_eq!(sums.values.len(), sums.begun.len() * width, "positions without a gradient");
+        }
         let (mut more, less) =
             if self.begun.len() < other.begun.len() { (other, self) } else { (self, other) };
         let all = joined(more.begun.clone(), less.begun.clone());

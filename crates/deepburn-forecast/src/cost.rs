@@ -6,7 +6,9 @@
 //!
 //! - *Computation*: the time of an op is the maximum of two times: the time for its floating-point
 //!   operations, and the time to read and write its operands in memory (roofline model, Williams et
-//!   al. 2009).
+//!   al. 2009). A kernel that packs the operands of a product does so before it multiplies, so both
+//!   times of a product may be added ([`RankSpeed::operand_bandwidth`]). With few rows, this takes
+//!   longer than the multiplications.
 //! - *Offload*: the bytes that are copied to and from host memory, read from NVMe and written to
 //!   it, divided by the bandwidth of each.
 //! - *Collectives*: the time of a message is a latency plus its bytes divided by the bandwidth

@@ -1,10 +1,11 @@
 //! The speed of this machine, for the [cost model](crate::cost).
 //!
 //! The speed of a kernel depends on the sizes of its arrays, so the sizes of a real pass are
-//! measured: a matrix product for FLOP/s, and an addition over the elements of its result for the
-//! memory bandwidth. The latency of a collective is the time of a barrier. Each figure is a median
-//! after a warm-up, so that an interruption does not change it. With rank threads, the arrays are
-//! as large as the arrays of all ranks together, because the threads share the caches.
+//! measured: matrix products with many and with few rows, which tell the time of the operations
+//! from the time of the operands, and an addition over the elements of a result for the memory
+//! bandwidth. The latency of a collective is the time of a barrier. Each figure is a median after a
+//! warm-up, so that an interruption does not change it. With rank threads, the arrays are as large
+//! as the arrays of all ranks together, because the threads share the caches.
 
 use std::hint::black_box;
 use std::thread;
@@ -35,6 +36,9 @@ pub struct MeasuredSizes {
     /// Rows of the first factor: tokens or samples of a micro-batch, of all ranks that share the
     /// machine together.
     pub rows: u64,
+    /// Rows of the smallest product that is predicted, at most `rows`: tokens or samples of one
+    /// rank, or of the smallest micro-batch.
+    pub fewest_rows: u64,
     /// Columns of the first factor. The second factor has four times as many columns, as in a
     /// feed-forward network.
     pub width: u64,
@@ -46,27 +50,69 @@ pub struct MeasuredSizes {
 ///
 /// Arrays have at most 4096 rows and columns, so that a measurement takes about a second.
 pub fn machine_speed<B: OptimizerOps>(device: &B::Device, sizes: MeasuredSizes) -> RankSpeed {
-    let MeasuredSizes { rows, width, dtype } = sizes;
-    let [rows, width] = [rows, width].map(|size| (size as usize).clamp(1, LARGEST));
+    let MeasuredSizes { rows, fewest_rows, width, dtype } = sizes;
+    let [rows, fewest_rows, width] =
+        [rows, fewest_rows, width].map(|size| (size as usize).clamp(1, LARGEST));
     let inner = (4 * width).min(LARGEST);
     // Values do not affect the speed, and ones neither overflow nor become subnormal.
     let ones = |shape: [usize; 2]| Tensor::<B, 2>::ones(shape, device).cast(dtype);
-    let (left, right) = (ones([rows, width]), ones([width, inner]));
-    // Training uses `MatmulOps` for its products. The product of a backend may have another speed.
-    let [left, right] = [left, right].map(|operand| operand.into_primitive().tensor());
-    let product = median_seconds::<B, _>(device, || B::matmul(left.clone(), right.clone()));
+    let weight = ones([width, inner]);
+    let product = |rows: usize| {
+        // Training uses `MatmulOps` for its products. The product of a backend may have another
+        // speed.
+        let [left, right] =
+            [ones([rows, width]), weight.clone()].map(|operand| operand.into_primitive().tensor());
+        let elements = rows * width + width * inner + rows * inner;
+        TimedProduct {
+            // Each term is a multiplication and an addition.
+            operations: (2 * rows * width * inner) as f64,
+            bytes: (elements * dtype.size()) as f64,
+            seconds: median_seconds::<B, _>(device, || B::matmul(left.clone(), right.clone())),
+        }
+    };
+    let (flops, operand_bandwidth) = product_speed(&product(rows), &product(fewest_rows));
     let elements = (rows * inner).max(LEAST_ELEMENTS);
     let array = ones([1, elements]);
     let addition = median_seconds::<B, _>(device, || array.clone().add_scalar(1.0));
     let element = Tensor::<Training<B>, 1>::ones([1], device);
+    // Each element is read once and written once.
+    let memory_bandwidth = (2 * elements * dtype.size()) as f64 / addition;
     RankSpeed {
+        operand_bandwidth,
         op_seconds: median_seconds::<B, _>(device, || element.clone().add_scalar(1.0)),
-        // Each term of the product is a multiplication and an addition. Each element is read once
-        // and written once.
-        ..RankSpeed::new(
-            (2 * rows * width * inner) as f64 / product,
-            (2 * elements * dtype.size()) as f64 / addition,
-        )
+        ..RankSpeed::new(flops, memory_bandwidth)
+    }
+}
+
+/// The work and the time of a matrix product.
+#[derive(Debug, Clone, Copy)]
+struct TimedProduct {
+    /// Floating-point operations.
+    operations: f64,
+    /// Bytes of the operands and of the result.
+    bytes: f64,
+    seconds: f64,
+}
+
+/// Returns the floating-point operations per second and the bandwidth of the operands with which
+/// both products take the time that was measured:
+///
+/// ```text
+/// seconds = operations / flops + bytes / operand_bandwidth
+/// ```
+///
+/// The bandwidth is infinite if the operands take no time of their own: the product with fewer rows
+/// is as fast by its operations as the other one, or both are the same.
+fn product_speed(many: &TimedProduct, few: &TimedProduct) -> (f64, f64) {
+    // Cramer's rule for the reciprocals of both rates.
+    let determinant = many.operations * few.bytes - few.operations * many.bytes;
+    let of_operation = (many.seconds * few.bytes - few.seconds * many.bytes) / determinant;
+    let of_byte = (many.operations * few.seconds - few.operations * many.seconds) / determinant;
+    // Products of equal sizes have no solution, and errors of measurement may give negative rates.
+    if of_operation > 0.0 && of_byte > 0.0 && of_operation.is_finite() && of_byte.is_finite() {
+        (of_operation.recip(), of_byte.recip())
+    } else {
+        (many.operations / many.seconds, f64::INFINITY)
     }
 }
 
@@ -130,5 +176,35 @@ pub fn dtype_of(precision: Precision) -> DType {
         Precision::Fp32 => DType::F32,
         Precision::Fp16 => DType::F16,
         Precision::Bf16 => DType::BF16,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A product that takes a second for 100 operations or 10 bytes.
+    fn product(operations: f64, bytes: f64) -> TimedProduct {
+        TimedProduct { operations, bytes, seconds: operations / 100.0 + bytes / 10.0 }
+    }
+
+    #[test]
+    fn operations_and_operands_are_told_apart() {
+        let (flops, bandwidth) = product_speed(&product(8000.0, 50.0), &product(1000.0, 20.0));
+        assert!(
+            (flops - 100.0).abs() < 1e-9 && (bandwidth - 10.0).abs() < 1e-9,
+            "{flops} {bandwidth}"
+        );
+    }
+
+    #[test]
+    fn operands_without_a_time_of_their_own_are_free() {
+        let many = product(8000.0, 50.0);
+        let rate = many.operations / many.seconds;
+        // The same product, and one that is faster by its operations.
+        let faster = TimedProduct { seconds: 1.0, ..product(1000.0, 20.0) };
+        for few in [many, faster] {
+            assert_eq!(product_speed(&many, &few), (rate, f64::INFINITY));
+        }
     }
 }

@@ -273,10 +273,15 @@ fn measured_speed<B: OptimizerOps>(
     options: &TuneOptions,
 ) -> Result<impl Fn(usize) -> (RankSpeed, Network) + use<B>, TuneError> {
     // Sizes of a small layer: the calibration corrects what they get wrong.
+    const ROWS_OF_SAMPLE: u64 = 64;
     const WIDTH: u64 = 512;
-    let rows = plan.batch.train_batch_size as u64 * 64;
-    let dtype = dtype_of(plan.precision.of_products());
-    let mut speed = machine_speed::<B>(device, MeasuredSizes { rows, width: WIDTH, dtype });
+    let sizes = MeasuredSizes {
+        rows: plan.batch.train_batch_size as u64 * ROWS_OF_SAMPLE,
+        fewest_rows: ROWS_OF_SAMPLE,
+        width: WIDTH,
+        dtype: dtype_of(plan.precision.of_products()),
+    };
+    let mut speed = machine_speed::<B>(device, sizes);
     if let Some(folder) = &options.nvme {
         speed.disk_bandwidth = Some(deepburn_zero::disk_bandwidth(folder)?);
     }

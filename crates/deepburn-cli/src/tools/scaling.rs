@@ -78,9 +78,14 @@ pub(crate) struct ScalingArguments {
 /// Measures the speed of this machine with the sizes of `workload` on `ranks` ranks together.
 fn measured(workload: &RankWorkload, ranks: u64) -> RankSpeed {
     let tokens = workload.batch.sequences.saturating_mul(workload.batch.length);
-    let dtype = dtype_of(workload.precision);
-    let rows = tokens.saturating_mul(ranks);
-    machine_speed::<Flex>(&FlexDevice, MeasuredSizes { rows, width: workload.width, dtype })
+    let sizes = MeasuredSizes {
+        rows: tokens.saturating_mul(ranks),
+        // Each of several ranks multiplies its own rows only.
+        fewest_rows: tokens,
+        width: workload.width,
+        dtype: dtype_of(workload.precision),
+    };
+    machine_speed::<Flex>(&FlexDevice, sizes)
 }
 
 /// Returns the error of a step whose time depends on a bandwidth that was not given.
@@ -181,6 +186,10 @@ impl ScalingArguments {
         let rank = RankSpeed {
             // Given figures describe another machine, for which no overhead is known.
             op_seconds: measured.as_ref().map_or(0.0, |it| it.op_seconds),
+            operand_bandwidth: match (self.flops, &measured) {
+                (None, Some(measured)) => measured.operand_bandwidth,
+                _ => f64::INFINITY,
+            },
             host_bandwidth: self.host_bandwidth,
             disk_bandwidth: self.disk_bandwidth,
             ..RankSpeed::new(flops, memory_bandwidth)
@@ -228,13 +237,18 @@ impl Speed {
     /// network. Each figure has its source.
     pub(crate) fn lines(&self) -> Vec<String> {
         let [flops, memory, latency] = self.sources;
-        let RankSpeed { flops: rate, memory_bandwidth, .. } = self.rank;
+        let RankSpeed { flops: rate, operand_bandwidth, memory_bandwidth, .. } = self.rank;
         let shared = match self.network {
             Network::Threads { .. } => "all ranks together",
             Network::Links(_) => "a rank",
         };
+        // Infinite unless it is measured.
+        let operands = match operand_bandwidth.is_finite() {
+            true => format!(", operands {} ({MEASURED})", scaled(operand_bandwidth, "B/s")),
+            false => String::new(),
+        };
         let speed = format!(
-            "speed of {shared}: {} in {} ({flops}), memory {} ({memory})",
+            "speed of {shared}: {} in {} ({flops}){operands}, memory {} ({memory})",
             scaled(rate, "FLOP/s"),
             self.workload.precision.name(),
             scaled(memory_bandwidth, "B/s"),

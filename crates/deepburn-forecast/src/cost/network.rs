@@ -63,7 +63,8 @@ impl Network {
             Self::Links(links) => links.seconds(collective, ranks, speed),
             Self::Threads { latency } => {
                 let moved = bytes_by_threads(collective, ranks);
-                (ranks - 1) as f64 * latency + speed.transfer_seconds(moved)
+                let parts = parts_by_threads(collective, ranks) as f64 * speed.op_seconds;
+                (ranks - 1) as f64 * latency + parts + speed.transfer_seconds(moved)
             }
         }
     }
@@ -126,5 +127,19 @@ fn bytes_by_threads(collective: &Collective, ranks: u64) -> u64 {
         Operation::AllGather | Operation::Broadcast { .. } => 2 * complete / ranks,
         Operation::AllToAll => 2 * complete,
         Operation::Barrier => 0,
+    }
+}
+
+/// Returns the number of parts that a rank thread takes out of the arrays of other ranks, one after
+/// the other. Each of them costs an op, whatever its size, so that many ranks spend more time on
+/// parts than on elements.
+fn parts_by_threads(collective: &Collective, ranks: u64) -> u64 {
+    let others = collective.arrays * (ranks - 1);
+    match collective.operation {
+        Operation::ReduceScatter(_) | Operation::AllToAll => others,
+        // The reduced parts of all ranks are then joined.
+        Operation::AllReduce(_) => 2 * others,
+        // One rank joins the parts for all.
+        Operation::AllGather | Operation::Broadcast { .. } | Operation::Barrier => 0,
     }
 }

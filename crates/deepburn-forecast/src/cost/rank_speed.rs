@@ -10,6 +10,10 @@ use super::UnknownBandwidth;
 pub struct RankSpeed {
     /// The floating-point operations per second of matrix products, in the compute type of the run.
     pub flops: f64,
+    /// The bytes per second of a product's operands and result, in addition to its operations: a
+    /// kernel packs operands before it multiplies them. Infinite if it does so meanwhile, or if it
+    /// is not known.
+    pub operand_bandwidth: f64,
     /// The memory bandwidth in bytes per second. Reads and writes both count.
     pub memory_bandwidth: f64,
     /// The seconds that an op takes in addition to its work: the time to call or launch it.
@@ -23,10 +27,12 @@ pub struct RankSpeed {
 }
 
 impl RankSpeed {
-    /// Creates a speed without overhead of ops, and without known bandwidths of offload.
+    /// Creates a speed without overhead of ops and operands, and without known bandwidths of
+    /// offload.
     pub const fn new(flops: f64, memory_bandwidth: f64) -> Self {
         Self {
             flops,
+            operand_bandwidth: f64::INFINITY,
             memory_bandwidth,
             op_seconds: 0.0,
             host_bandwidth: None,
@@ -42,6 +48,7 @@ impl RankSpeed {
         let ranks = ranks as f64;
         Self {
             flops: self.flops / ranks,
+            operand_bandwidth: self.operand_bandwidth / ranks,
             memory_bandwidth: self.memory_bandwidth / ranks,
             op_seconds: self.op_seconds * waiting,
             host_bandwidth: self.host_bandwidth.map(|rate| rate / ranks),
@@ -51,8 +58,16 @@ impl RankSpeed {
 
     /// Returns the seconds of an op: its overhead, and the longer of the times for its
     /// floating-point operations and for its bytes (roofline model, Williams et al. 2009).
+    /// Operations of a product wait for its operands as far as
+    /// [`operand_bandwidth`](Self::operand_bandwidth) says.
     pub(crate) fn seconds(&self, work: &Work) -> f64 {
-        let operations = work.operations as f64 / self.flops;
+        let operations = match work.operations {
+            // Element-wise ops pack nothing.
+            0 => 0.0,
+            operations => {
+                operations as f64 / self.flops + work.bytes as f64 / self.operand_bandwidth
+            }
+        };
         self.op_seconds + operations.max(self.transfer_seconds(work.bytes))
     }
 

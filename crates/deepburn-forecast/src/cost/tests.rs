@@ -50,6 +50,22 @@ fn ranks_of_a_machine_share_its_link() {
     assert!((inside - 7.0 / 8.0 * 4.0 * f64::from(1 << 20) / 1e12).abs() < 1e-15, "{inside}");
 }
 
+/// A rank thread reads a part of each array of every other rank.
+#[test]
+fn threads_pay_for_each_part() {
+    let speed = RankSpeed { op_seconds: 1e-6, ..SPEED };
+    let extra = |operation, arrays| {
+        let seconds = |speed| {
+            Network::Threads { latency: 0.0 }.seconds(&dense(operation, arrays, 8), 4, speed)
+        };
+        seconds(&speed) - seconds(&SPEED)
+    };
+    let is = |seconds: f64, expected: f64| assert!((seconds - expected).abs() < 1e-15, "{seconds}");
+    is(extra(Operation::ReduceScatter(ReduceOp::Mean), 5), 15e-6);
+    is(extra(Operation::AllReduce(ReduceOp::Mean), 5), 30e-6);
+    is(extra(Operation::AllGather, 5), 0.0);
+}
+
 /// 16 ranks on two machines. Each rank has a replica on the other machine, to which all eight ranks
 /// of a machine send at the same time. The replicas of a machine use its own links.
 #[test]
@@ -125,6 +141,18 @@ fn offload_takes_the_time_of_its_bandwidth() {
     assert_eq!((known.compute, known.offload, known.seconds), (8.0, 30.0, 38.0));
     assert_eq!(cost(None, Some(100.0)), Err(UnknownBandwidth::Host));
     assert_eq!(cost(Some(100.0), None), Err(UnknownBandwidth::Disk));
+}
+
+#[test]
+fn the_operands_of_a_product_are_packed_before_it() {
+    let speed = RankSpeed { operand_bandwidth: 1e10, ..SPEED };
+    let work = |operations, bytes| Work { operations, bytes, ..Work::default() };
+    // 1 s of operations at 1e12 per second, and 1 s for 1e10 bytes of operands.
+    assert_eq!(speed.seconds(&work(1_000_000_000_000, 10_000_000_000)), 2.0);
+    assert_eq!(SPEED.seconds(&work(1_000_000_000_000, 10_000_000_000)), 1.0);
+    // An element-wise op has only the memory's bandwidth, 1e11 bytes per second.
+    assert_eq!(speed.seconds(&work(0, 100_000_000_000)), 1.0);
+    assert_eq!(speed.shared_by(4, 2).operand_bandwidth, 2.5e9);
 }
 
 #[test]

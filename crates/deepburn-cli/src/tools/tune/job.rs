@@ -158,12 +158,12 @@ impl TunedJob {
     fn speed(&self) -> Result<impl Fn(usize) -> (RankSpeed, Network) + use<>, Failure> {
         let plan = &self.preparation.plan;
         let most = self.ranks.iter().copied().max().unwrap_or(1);
-        let samples =
-            (plan.batch.train_batch_size / plan.batch.gradient_accumulation_steps.max(1)) as u64;
-        // A matrix product of a step has about this many rows, over all ranks.
-        let rows = samples.saturating_mul(self.length);
+        // Over all ranks, a matrix product of the candidate with the largest micro-batches has this
+        // many rows.
+        let rows = (plan.batch.train_batch_size as u64).saturating_mul(self.length);
         let width = self.preparation.subject.info().architecture().width() as u64;
-        let sizes = MeasuredSizes { rows, width, dtype: dtype_of(plan.precision.of_products()) };
+        let dtype = dtype_of(plan.precision.of_products());
+        let sizes = MeasuredSizes { rows, fewest_rows: self.length, width, dtype };
         let (mut speed, devices) = self.machine_speed(sizes);
         // Without a figure for the bus, copies take as long as in host memory.
         speed.host_bandwidth = Some(speed.memory_bandwidth);

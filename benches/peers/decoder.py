@@ -40,7 +40,7 @@ def train(options):
         model = adapted(model)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=training.LEARNING_RATE)
-    run = torch.compile(model) if options.compile else model
+    run = training.compiled(options, model)
 
     def step(tokens):
         loss = run(input_ids=tokens, labels=tokens).loss
@@ -66,7 +66,6 @@ def main():
     parser = training.parser(__doc__)
     parser.add_argument("--folder", help="a folder of Hugging Face, instead of --model")
     parser.add_argument("--lora", action="store_true", help="train a LoRA adapter of all linear layers")
-    parser.add_argument("--compile", action="store_true", help="train with torch.compile")
     parser.add_argument("--generate", type=int, metavar="N", help="generate N tokens instead of training")
     options = parser.parse_args()
     if options.generate:

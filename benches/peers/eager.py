@@ -1,4 +1,4 @@
-"""Trains GPT-2 in one process with eager PyTorch.
+"""Trains GPT-2 in one process with PyTorch, eagerly or with torch.compile.
 
 With bf16, weights and optimizer states are in bf16, too.
 """
@@ -23,10 +23,11 @@ def main():
     model = training.gpt2(options)
     if options.dtype == "bf16":
         model = model.bfloat16()
+    run = training.compiled(options, model)
     optimizer = OPTIMIZERS[options.optimizer](model.parameters(), training.LEARNING_RATE)
 
     def step(tokens):
-        loss = model(input_ids=tokens, labels=tokens).loss
+        loss = run(input_ids=tokens, labels=tokens).loss
         loss.backward()
         start = time.perf_counter()
         torch.nn.utils.clip_grad_norm_(model.parameters(), training.MAX_NORM)

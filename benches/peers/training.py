@@ -27,6 +27,7 @@ def parser(description):
     options.add_argument("--length", type=int, default=128, help="tokens of a sequence")
     options.add_argument("--steps", type=int, default=5)
     options.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32")
+    options.add_argument("--compile", action="store_true", help="train with torch.compile")
     return options
 
 
@@ -39,6 +40,11 @@ def gpt2(options):
     """Returns a randomly initialized GPT-2 in fp32, without dropout."""
     torch.manual_seed(SEED)
     return GPT2LMHeadModel(gpt2_config(options)).train()
+
+
+def compiled(options, model):
+    """Returns the model, compiled if this was asked for. The first step then compiles."""
+    return torch.compile(model) if options.compile else model
 
 
 def report(**fields):
@@ -64,9 +70,10 @@ def timed_steps(options, step):
 def distributed_steps(options, model):
     """Trains a wrapped model, and ends the process group. All ranks wait for each other after a step."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+    run = compiled(options, model)
 
     def step(tokens):
-        loss = model(input_ids=tokens, labels=tokens).loss
+        loss = run(input_ids=tokens, labels=tokens).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
         optimizer.step()

@@ -15,6 +15,7 @@ mod decoders;
 mod decorator;
 mod forecast;
 mod generation;
+mod lengths;
 mod loader;
 mod offload;
 mod optimizers;
@@ -73,8 +74,9 @@ pub(crate) struct Bench {
 }
 
 /// All benchmarks, in the order in which they are run and reported.
-pub(crate) const BENCHES: [Bench; 15] = [
+pub(crate) const BENCHES: [Bench; 16] = [
     step::BENCH,
+    lengths::BENCH,
     decoders::BENCH,
     generation::BENCH,
     products::BENCH,

@@ -76,6 +76,13 @@ impl<B: Products> Perceptron<B> {
         }
     }
 
+    /// Returns a perceptron with the values of another one. The time of an activation function
+    /// depends on its operand.
+    fn like<C: Products>(other: &Perceptron<C>) -> Self {
+        let copy = |tensor: &Tensor<C, 2>| Tensor::from_data(tensor.to_data(), &Default::default());
+        Self { input: copy(&other.input), up: copy(&other.up), down: copy(&other.down) }
+    }
+
     /// Returns the gradients of the mean square of the output.
     fn gradients(&self) -> [Tensor<B, 2>; 3] {
         let before = B::product(self.input.clone(), self.up.clone());
@@ -144,7 +151,7 @@ fn measure(rows: usize, width: usize, rounds: usize) -> Result<Vec<[f64; 2]>, Bo
         let (_owner, states) = ModelStates::shard(owner, policy, Group::<Flex>::new(member))?;
         let _context = states.enter(Some(Pass::Train));
         let plain = Perceptron::<Flex>::new(rows, width);
-        let decorated = Perceptron::<Zero<Flex>>::new(rows, width);
+        let decorated = Perceptron::<Zero<Flex>>::like(&plain);
         let round = |_| [plain.seconds(), decorated.seconds()];
         // The first rounds warm up.
         Ok::<_, ZeroError>((0..rounds + 3).map(round).skip(3).collect::<Vec<_>>())

@@ -204,6 +204,7 @@ impl Default for OperandHolders {
 
 impl OperandHolders {
     /// Adds the holders of an operand. An operand that every stage holds does not count.
+    #[inline]
     pub(crate) fn add(&mut self, holders: Holders) {
         if holders == Holders::ALL {
             return;

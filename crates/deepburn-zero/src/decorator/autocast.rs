@@ -108,6 +108,7 @@ pub(crate) struct Operands {
 
 impl Operands {
     /// Records the type of an operand, and whether it is a 16-bit parameter.
+    #[inline]
     pub(crate) fn see<B: TracksParameters>(&mut self, tensor: &FloatTensor<B>) {
         let dtype = tensor.dtype();
         self.types |= bit(dtype);
@@ -118,11 +119,16 @@ impl Operands {
 
     /// Returns the type in which the op runs, or `None` to leave the operands unchanged. Only
     /// [`CastRule::Product`] and [`CastRule::Full`] look up the thread's autocast type.
+    #[inline]
     pub(crate) fn common(&self, rule: CastRule) -> Option<FloatDType> {
         let autocast = match rule {
             CastRule::Promote => None,
             CastRule::Product | CastRule::Full => session::autocast(),
         };
+        // Usually there is nothing to cast. This is inlined, and the other rules are called.
+        if autocast.is_none() && self.types.count_ones() < 2 {
+            return None;
+        }
         self.choose(rule, autocast)
     }
 
@@ -176,6 +182,7 @@ fn bit(dtype: DType) -> u8 {
 
 /// Casts an operand to the chosen type. The cast is an op of the decorated backend, so autodiff
 /// records it.
+#[inline]
 pub(crate) fn in_type<B: Backend>(
     tensor: FloatTensor<B>,
     dtype: Option<FloatDType>,

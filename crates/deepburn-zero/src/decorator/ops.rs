@@ -199,7 +199,12 @@ macro_rules! recorded {
         $crate::decorator::ops::each!([forward @open] $other $value.clone())
     };
 
-    ($cost:expr; $($arg:ident: $kind:tt),* => $results:expr) => { 'op: {
+    // Wraps the results of an op that is not recorded. A single result is usual, and is not moved
+    // through an array.
+    (@wrap [$result:expr]) => { [$crate::ZeroTensor::full($result)] };
+    (@wrap $results:expr) => { $results.map($crate::ZeroTensor::full) };
+
+    ($cost:expr; $($arg:ident: $kind:tt),* => $results:tt) => { 'op: {
         // An op may have no float operand.
         #[allow(unused_mut, unused_variables)]
         if let Some(recorder) = $crate::recompute::recorder::<B>() {
@@ -215,7 +220,7 @@ macro_rules! recorded {
             }
         }
         $( let $arg = $crate::decorator::ops::each!([forward @open] $kind $arg); )*
-        $results.map($crate::ZeroTensor::full)
+        $crate::decorator::ops::recorded!(@wrap $results)
     } };
 }
 pub(crate) use recorded;

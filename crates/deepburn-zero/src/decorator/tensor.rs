@@ -41,8 +41,9 @@ pub enum ZeroTensor<B: Backend> {
     /// An activation of a block that backward may recompute. It holds data until the block ends,
     /// and again after backward has read the block.
     Recorded(RecordedTensor<B>),
-    /// The sparse gradient of an embedding. It holds only the rows that were looked up.
-    SparseRows(RowGradient<B>),
+    /// The sparse gradient of an embedding. It holds only the rows that were looked up. It is
+    /// boxed, because every op moves tensors, and unboxed it would double their size.
+    SparseRows(Box<RowGradient<B>>),
     /// A gradient that was passed on for reduction. It holds no data.
     Reduced(ReducedGradient<B>),
 }
@@ -64,6 +65,11 @@ impl<B: Backend> ZeroTensor<B> {
         Self::Full(Leased::new(tensor))
     }
 
+    /// Returns the sparse gradient of an embedding.
+    pub(crate) fn sparse_rows(rows: RowGradient<B>) -> Self {
+        Self::SparseRows(Box::new(rows))
+    }
+
     /// Returns the handle of a parameter.
     pub(crate) fn parameter(parameter: Arc<Parameter<B>>) -> Self {
         Self::Parameter(ParameterView::new(parameter))
@@ -76,7 +82,18 @@ impl<B: Backend> ZeroTensor<B> {
     /// Panics with a [`CommError`](deepburn_comm::CommError) as payload if a collective fails,
     /// because tensor ops cannot return errors. [`run_ranks`](deepburn_comm::run_ranks) converts it
     /// back to an error. Panics with a message if the gradient was passed on for reduction.
+    // Inlined for the usual case, because a call would copy the tensor.
+    #[inline(always)]
     pub fn into_full(self) -> B::FloatTensorPrimitive {
+        match self {
+            Self::Full(full) => full.tensor,
+            other => other.produce(),
+        }
+    }
+
+    /// Returns the data of a tensor that may not hold it.
+    #[inline(never)]
+    fn produce(self) -> B::FloatTensorPrimitive {
         match self {
             Self::Full(full) => full.tensor,
             Self::Parameter(view) => view.read(),
@@ -97,6 +114,7 @@ impl<B: Backend> ZeroTensor<B> {
     ///
     /// # Panics
     /// Panics for the same reasons as [`into_full`](Self::into_full).
+    #[inline(always)]
     pub(crate) fn into_weight(self) -> WeightOperand<B> {
         match self {
             Self::Parameter(view) => view.read_weight(),
@@ -167,7 +185,7 @@ impl<B: Backend> ZeroTensor<B> {
     /// Panics for the same reasons as [`into_full`](Self::into_full).
     pub(crate) fn into_array(self) -> DeviceArray<B> {
         match self {
-            Self::SparseRows(rows) => DeviceArray::SparseRows(rows),
+            Self::SparseRows(rows) => DeviceArray::SparseRows(*rows),
             other => DeviceArray::Dense(other.into_full()),
         }
     }
@@ -217,6 +235,14 @@ impl<B: Backend> TensorMetadata for ZeroTensor<B> {
             Self::Reduced(gradient) => gradient.shape.clone(),
         }
     }
+
+    /// The default copies the shape.
+    fn rank(&self) -> usize {
+        match self {
+            Self::Full(full) => full.tensor.rank(),
+            other => other.shape().num_dims(),
+        }
+    }
 }
 
 /// Converts a tensor to an operand of a recorded op.
@@ -225,7 +251,7 @@ impl<B: Backend> From<ZeroTensor<B>> for Operand<B> {
         match tensor {
             ZeroTensor::Parameter(view) => Self::Parameter(view),
             ZeroTensor::Recorded(recorded) => Self::Recorded(recorded),
-            ZeroTensor::SparseRows(rows) => Self::SparseRows(rows),
+            ZeroTensor::SparseRows(rows) => Self::SparseRows(*rows),
             other => Self::Full(other.into_leased()),
         }
     }
@@ -243,4 +269,22 @@ fn view_recorded<B: Backend>(recorded: RecordedTensor<B>, view: View) -> ZeroTen
         }
     }
     ZeroTensor::Full(view.share::<B>(recorded.into_leased()))
+}
+
+#[cfg(test)]
+mod tests {
+    use burn_flex::Flex;
+
+    use super::*;
+    use crate::decorator::{Floats, PlacedTensor};
+
+    /// Every op moves its tensors several times. The compiler moves up to 128 bytes without a call.
+    #[test]
+    fn a_tensor_is_as_small_as_its_data_with_a_ledger_entry() {
+        let size = size_of::<FullTensor<Flex>>();
+        assert_eq!(
+            [size_of::<ZeroTensor<Flex>>(), size_of::<PlacedTensor<Flex, Floats>>()],
+            [size; 2]
+        );
+    }
 }

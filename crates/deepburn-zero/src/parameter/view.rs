@@ -55,11 +55,12 @@ impl View {
     /// Applies the view to data with a ledger entry. The result shares the memory and the entry. A
     /// cast to another type creates data with a separate entry.
     pub(crate) fn share<B: Backend>(&self, tensor: FullTensor<B>) -> FullTensor<B> {
-        let dtype = tensor.tensor.dtype();
-        if self.dtype(dtype) != dtype {
-            return Leased::new(self.apply::<B>(tensor.tensor));
+        match self {
+            Self::Cast(dtype) if tensor.tensor.dtype() != DType::from(*dtype) => {
+                Leased::new(self.apply::<B>(tensor.tensor))
+            }
+            _ => tensor.viewed(|tensor| self.apply::<B>(tensor)),
         }
-        tensor.viewed(|tensor| self.apply::<B>(tensor))
     }
 
     /// Returns whether a matrix of `shape` is transposed by `views`; `None` if they do more than

@@ -71,12 +71,18 @@ macro_rules! cast {
     ($( $(#[$rule:ident])? fn $name:ident($($arg:ident: $kind:tt),* $(,)?) -> $result:tt; )*) => { $(
         // In ops without float operands, `operands` and `dtype` are not used.
         #[allow(unused_mut, unused_variables)]
+        #[inline]
         fn $name(
             $($arg: $crate::decorator::ops::kind!($kind)),*
         ) -> $crate::decorator::ops::kind!($result) {
             let mut operands = $crate::decorator::autocast::Operands::default();
             $( $crate::decorator::ops::visit!([cast @see operands] $kind $arg); )*
             let dtype: Option<burn_backend::FloatDType> = cast!(@common operands $($rule)?);
+            if dtype.is_none() {
+                // The usual case, in which the operands are not moved once more.
+                $( let $arg = $crate::decorator::ops::each!([cast @wrap] $kind $arg); )*
+                return $crate::decorator::ops::each!([cast @wrap] $result B::$name($($arg),*));
+            }
             $( let $arg = $crate::decorator::ops::each!([cast @cast dtype] $kind $arg); )*
             $crate::decorator::ops::each!([cast @wrap] $result B::$name($($arg),*))
         }

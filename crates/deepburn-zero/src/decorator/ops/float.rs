@@ -232,12 +232,12 @@ impl<B: MatmulOps> FloatTensorOps<Sharded<B>> for Sharded<B> {
     fn float_add(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
         match (lhs, rhs) {
             (ZeroTensor::SparseRows(left), ZeroTensor::SparseRows(right)) => {
-                ZeroTensor::SparseRows(left.add_rows(right))
+                ZeroTensor::sparse_rows(left.add_rows(*right))
             }
             (ZeroTensor::SparseRows(rows), other) | (other, ZeroTensor::SparseRows(rows))
                 if other.shape() == *rows.shape() =>
             {
-                ZeroTensor::SparseRows(rows.add_dense(other.into_full()))
+                ZeroTensor::sparse_rows(rows.add_dense(other.into_full()))
             }
             (left, right) => {
                 let [sum] =
@@ -278,8 +278,9 @@ impl<B: MatmulOps> FloatTensorOps<Sharded<B>> for Sharded<B> {
     /// inner dimension determines whether selective activation checkpointing keeps the result.
     fn float_matmul(lhs: FloatTensor<Self>, rhs: FloatTensor<Self>) -> FloatTensor<Self> {
         product::count(&[&lhs, &rhs], || product::matmul(&lhs, &rhs));
-        let cost = Cost::of_product(lhs.shape().as_slice().last().copied().unwrap_or(1));
-        let [product] = recorded!(cost; lhs: float, rhs: weight => [weight::matmul::<B>(lhs, rhs)]);
+        let [product] = recorded!(
+            product::cost(&lhs); lhs: float, rhs: weight => [weight::matmul::<B>(lhs, rhs)]
+        );
         product
     }
 

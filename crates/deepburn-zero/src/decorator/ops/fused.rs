@@ -20,7 +20,7 @@ use deepburn_ops::{
 };
 
 use crate::decorator::fused::fused_ops;
-use crate::decorator::ops::product::{count, count_backward, rows_times};
+use crate::decorator::ops::product::{cost, count, count_backward, rows_times};
 use crate::decorator::ops::{forward, recorded, weight};
 use crate::decorator::{Sharded, ZeroTensor};
 use crate::recompute::{self, Cost};
@@ -40,9 +40,8 @@ impl<B: MatmulOps + LinearOps> LinearOps for Sharded<B> {
         bias: Option<FloatTensor<Self>>,
     ) -> FloatTensor<Self> {
         count(&[&weight], || rows_times(&x, weight.shape().num_elements()));
-        let cost = Cost::of_product(x.shape().as_slice().last().copied().unwrap_or(1));
         let [output] = recorded!(
-            cost; x: float, weight: weight, bias: (maybe float) => [weight::linear::<B>(x, weight, bias)]
+            cost(&x); x: float, weight: weight, bias: (maybe float) => [weight::linear::<B>(x, weight, bias)]
         );
         output
     }

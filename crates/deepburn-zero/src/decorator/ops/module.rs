@@ -250,7 +250,7 @@ impl<B: MatmulOps> ModuleOps<Sharded<B>> for Sharded<B> {
         output_grad: FloatTensor<Self>,
         indices: IntTensor<Self>,
     ) -> FloatTensor<Self> {
-        ZeroTensor::SparseRows(RowGradient::new(
+        ZeroTensor::sparse_rows(RowGradient::new(
             weights.shape(),
             indices.into_inner(),
             output_grad.into_full(),

@@ -4,6 +4,7 @@ use burn_backend::{Backend, Shape, TensorMetadata};
 
 use crate::decorator::ZeroTensor;
 use crate::ledger::OperationCounter;
+use crate::recompute::Cost;
 use crate::session;
 
 /// Counts a product of `operands`. `count` is called only while counting is on.
@@ -29,6 +30,11 @@ pub(crate) fn count_backward<B: Backend>(
     session::with_counter(OperationCounter::start_backward);
     count(&[parameter], operations);
     session::with_counter(OperationCounter::start_forward);
+}
+
+/// Returns how expensive it is to recompute the product of rows `[.., k]` and a matrix.
+pub(crate) fn cost<B: Backend>(rows: &ZeroTensor<B>) -> Cost {
+    Cost::of_product(rows.shape().as_slice().last().copied().unwrap_or(1))
 }
 
 /// Returns the operations of `[.., m, k]` times `[.., k, n]`: `2 m k n` for each matrix of the

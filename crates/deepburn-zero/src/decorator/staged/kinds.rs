@@ -36,8 +36,8 @@ impl<B: Backend> TensorKind<B> for Floats {
         }
     }
 
-    fn viewed(tensor: ZeroTensor<B>, view: &View) -> ZeroTensor<B> {
-        tensor.view(view.clone())
+    fn viewed(tensor: ZeroTensor<B>, view: View) -> ZeroTensor<B> {
+        tensor.view(view)
     }
 
     fn send(
@@ -59,7 +59,7 @@ impl<B: Backend> TensorKind<B> for Floats {
         let like = vec![floats_to_come(shape.num_elements(), dtype, stages.device())];
         let message = stages.world().arrays().receive(stages.rank_of(from), tag, like)?;
         Ok(match message.wait()?.swap_remove(0) {
-            DeviceArray::SparseRows(rows) => ZeroTensor::SparseRows(rows),
+            DeviceArray::SparseRows(rows) => ZeroTensor::sparse_rows(rows),
             DeviceArray::Dense(tensor) => ZeroTensor::full(B::float_reshape(tensor, shape.clone())),
         })
     }
@@ -97,11 +97,11 @@ macro_rules! sent_as_bytes {
                 Holders::ALL
             }
 
-            fn viewed(tensor: Self::Tensor, view: &View) -> Self::Tensor {
+            fn viewed(tensor: Self::Tensor, view: View) -> Self::Tensor {
                 tensor.viewed(|tensor| match view {
-                    View::Reshape(shape) => B::$reshape(tensor, shape.clone()),
-                    View::SwapDims(dim1, dim2) => B::$swap_dims(tensor, *dim1, *dim2),
-                    View::Permute(axes) => B::$permute(tensor, axes),
+                    View::Reshape(shape) => B::$reshape(tensor, shape),
+                    View::SwapDims(dim1, dim2) => B::$swap_dims(tensor, dim1, dim2),
+                    View::Permute(axes) => B::$permute(tensor, &axes),
                     View::Slice(_) | View::Expand(_) | View::Cast(_) => {
                         unreachable!("a slice, an expanded tensor and a cast are ops of their own")
                     }

@@ -8,12 +8,14 @@
 //!  fn float_exp(tensor) {
 //!      let mut operands = OperandHolders::default();
 //!      operands.see(&tensor);
-//!      let Some(site) = operands.site() else { every stage computes };
-//!      let tensor = site.bring(tensor);              a message, if the stage of the op lacks it
-//!      match site.is_here() {
-//!          true => site.hold(Sharded::<B>::float_exp(tensor.into_value())),
-//!          false => site.absent(Meta::float_exp(shape and type of tensor)),
-//!      }
+//!      if operands.are_everywhere() { return every stage computes }
+//!      operands.in_pipeline(|site| {
+//!          let tensor = site.bring(tensor);          a message, if the stage of the op lacks it
+//!          match site.is_here() {
+//!              true => site.hold(Sharded::<B>::float_exp(tensor.into_value())),
+//!              false => site.absent(Meta::float_exp(shape and type of tensor)),
+//!          }
+//!      })
 //!  }
 //! ```
 //!
@@ -95,32 +97,36 @@ macro_rules! stage {
     (@body $result:tt $name:ident($($arg:ident: $kind:tt),*)) => {{
         let mut operands = $crate::pipeline::OperandHolders::default();
         $( $crate::decorator::ops::visit!([stage @see operands] $kind $arg); )*
-        let Some(site) = operands.site::<B>() else {
+        if operands.are_everywhere() {
             $( let $arg = $crate::decorator::ops::each!([stage @open] $kind $arg); )*
             return $crate::decorator::ops::each!(
                 [stage @everywhere] $result Sharded::<B>::$name($($arg),*)
             );
-        };
-        $(
-            let $arg: $crate::decorator::ops::kind!($kind) =
-                $crate::decorator::ops::each!([stage @bring site] $kind $arg);
-        )*
-        if site.is_here() {
-            $( let $arg = $crate::decorator::ops::each!([stage @open] $kind $arg); )*
-            $crate::decorator::ops::each!([stage @hold site] $result Sharded::<B>::$name($($arg),*))
-        } else {
-            $( let $arg = $crate::decorator::ops::each!([stage @meta] $kind $arg); )*
-            deepburn_meta::without_work(|| {
-                $crate::decorator::ops::each!(
-                    [stage @absent site] $result deepburn_meta::Meta::$name($($arg),*)
-                )
-            })
         }
+        // A function of its own, so that the rest is small enough to be inlined.
+        operands.in_pipeline::<B, _>(move |site| {
+            $(
+                let $arg: $crate::decorator::ops::kind!($kind) =
+                    $crate::decorator::ops::each!([stage @bring site] $kind $arg);
+            )*
+            if site.is_here() {
+                $( let $arg = $crate::decorator::ops::each!([stage @open] $kind $arg); )*
+                $crate::decorator::ops::each!([stage @hold site] $result Sharded::<B>::$name($($arg),*))
+            } else {
+                $( let $arg = $crate::decorator::ops::each!([stage @meta] $kind $arg); )*
+                deepburn_meta::without_work(|| {
+                    $crate::decorator::ops::each!(
+                        [stage @absent site] $result deepburn_meta::Meta::$name($($arg),*)
+                    )
+                })
+            }
+        })
     }};
 
     ($( $(#[$rule:ident])? fn $name:ident($($arg:ident: $kind:tt),* $(,)?) -> $result:tt; )*) => { $(
         // An op may have no operand.
         #[allow(unused_mut, unused_variables)]
+        #[inline]
         fn $name(
             $($arg: $crate::decorator::ops::kind!($kind)),*
         ) -> $crate::decorator::ops::kind!($result) {
@@ -321,7 +327,7 @@ impl<B: MatmulOps> ModuleOps<Staged<B>> for Staged<B> {
             GradientPart::Coming(rows) => reducer.borrow_mut().collect_rows_later(index, rows),
             GradientPart::Elsewhere => {}
         }
-        PlacedTensor::Everywhere(ZeroTensor::SparseRows(RowGradient::empty(shape, dtype, device)))
+        PlacedTensor::Everywhere(ZeroTensor::sparse_rows(RowGradient::empty(shape, dtype, device)))
     }
 }
 

@@ -33,7 +33,7 @@ pub trait TensorKind<B: Backend>: Clone + Debug + Send + Sync + 'static {
     fn homes(tensor: &Self::Tensor) -> Holders;
 
     /// Applies a view that keeps all elements.
-    fn viewed(tensor: Self::Tensor, view: &View) -> Self::Tensor;
+    fn viewed(tensor: Self::Tensor, view: View) -> Self::Tensor;
 
     /// Sends a value to the same rank of another stage.
     ///
@@ -106,10 +106,11 @@ impl<B: Backend, K: TensorKind<B>> PlacedTensor<B, K> {
     }
 
     /// Returns the stages that hold the value.
+    #[inline]
     pub(crate) fn holders(&self) -> Holders {
         match self {
             Self::Everywhere(tensor) => K::homes(tensor),
-            Self::Staged(staged) => Holders::of_bits(staged.shared.holders.load(Relaxed)),
+            Self::Staged(staged) => staged.holders(),
         }
     }
 
@@ -117,15 +118,12 @@ impl<B: Backend, K: TensorKind<B>> PlacedTensor<B, K> {
     ///
     /// # Panics
     /// Panics on a stage that does not hold the value, with the stages that do.
+    // Inlined for the usual case, because a call would copy the tensor.
+    #[inline(always)]
     pub fn into_value(self) -> K::Tensor {
-        let holders = self.holders();
         match self {
             Self::Everywhere(tensor) => tensor,
-            Self::Staged(staged) => staged.value().unwrap_or_else(|| {
-                panic!(
-                    "the value of a tensor was read outside of a pass; pipeline stages {holders} hold it"
-                )
-            }),
+            Self::Staged(staged) => staged.held_value(),
         }
     }
 
@@ -140,10 +138,10 @@ impl<B: Backend, K: TensorKind<B>> PlacedTensor<B, K> {
     /// Reshapes or transposes a tensor that some stages hold.
     pub(super) fn viewed(self, view: View) -> Self {
         match self {
-            Self::Everywhere(tensor) => Self::Everywhere(K::viewed(tensor, &view)),
+            Self::Everywhere(tensor) => Self::Everywhere(K::viewed(tensor, view)),
             Self::Staged(mut staged) => {
                 staged.shape = view.shape(staged.shape);
-                staged.own = staged.own.map(|own| K::viewed(own, &view));
+                staged.own = staged.own.map(|own| K::viewed(own, view.clone()));
                 staged.views.push(view);
                 Self::Staged(staged)
             }
@@ -228,12 +226,31 @@ impl<B: Backend, K: TensorKind<B>> StagedTensor<B, K> {
         Self { shared: Arc::new(shared), views: Vec::new(), own, shape, dtype, device }
     }
 
+    /// Returns the stages that hold the value.
+    fn holders(&self) -> Holders {
+        Holders::of_bits(self.shared.holders.load(Relaxed))
+    }
+
     /// Returns the value after the views, if this stage holds it.
     fn value(self) -> Option<K::Tensor> {
         // A result of this stage already has the views. A received value gets them here.
         self.own.or_else(|| {
             let received = self.shared.received.get()?.clone();
-            Some(self.views.iter().fold(received, |tensor, view| K::viewed(tensor, view)))
+            Some(self.views.iter().fold(received, |tensor, view| K::viewed(tensor, view.clone())))
+        })
+    }
+
+    /// Returns the value after the views on a stage that holds it.
+    ///
+    /// # Panics
+    /// Panics on a stage that does not hold the value, with the stages that do.
+    #[inline(never)]
+    fn held_value(self) -> K::Tensor {
+        let holders = self.holders();
+        self.value().unwrap_or_else(|| {
+            panic!(
+                "the value of a tensor was read outside of a pass; pipeline stages {holders} hold it"
+            )
         })
     }
 
@@ -250,7 +267,7 @@ impl<B: Backend, K: TensorKind<B>> StagedTensor<B, K> {
         }
         // The receiver applies its own views, so the value is sent in its original shape and order.
         let undo = self.views.iter().zip(&shapes).rev();
-        undo.fold(own, |tensor, (view, before)| K::viewed(tensor, &view.inverse(before)))
+        undo.fold(own, |tensor, (view, before)| K::viewed(tensor, view.inverse(before)))
     }
 }
 
@@ -266,6 +283,13 @@ impl<B: Backend, K: TensorKind<B>> TensorMetadata for PlacedTensor<B, K> {
         match self {
             Self::Everywhere(tensor) => tensor.shape(),
             Self::Staged(staged) => staged.shape.clone(),
+        }
+    }
+
+    fn rank(&self) -> usize {
+        match self {
+            Self::Everywhere(tensor) => tensor.rank(),
+            Self::Staged(staged) => staged.shape.num_dims(),
         }
     }
 }

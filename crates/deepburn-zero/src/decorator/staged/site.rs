@@ -31,6 +31,7 @@ use crate::pipeline::{self, OperandHolders, Stages};
 /// Ops of the decorator see their operands, and run where the pipeline places them.
 impl OperandHolders {
     /// Adds an operand.
+    #[inline]
     pub(crate) fn see<B: Backend, K: TensorKind<B>>(&mut self, operand: &PlacedTensor<B, K>) {
         let holders = operand.holders();
         // Only parameters are handles that some stages can read.
@@ -46,12 +47,23 @@ impl OperandHolders {
     /// # Panics
     /// Panics if tensors of a pipeline are used on a thread without it.
     pub(crate) fn site<B: Backend>(&self) -> Option<Site<B>> {
-        if self.common == Holders::ALL {
-            return None;
-        }
-        let stages = current_stages();
-        let stage = stages.place(self);
-        Some(Site { stages, stage })
+        (!self.are_everywhere()).then(|| Site::of(self))
+    }
+
+    /// Returns true if every stage holds all operands.
+    #[inline]
+    pub(crate) fn are_everywhere(&self) -> bool {
+        self.common == Holders::ALL
+    }
+
+    /// Calls `run` with the place of an op whose operands only some stages hold.
+    ///
+    /// # Panics
+    /// Panics if tensors of a pipeline are used on a thread without it.
+    // Not inlined, so that the other ops, which every stage runs, are small functions.
+    #[inline(never)]
+    pub(crate) fn in_pipeline<B: Backend, T>(&self, run: impl FnOnce(&Site<B>) -> T) -> T {
+        run(&Site::of(self))
     }
 }
 
@@ -62,6 +74,13 @@ pub(crate) struct Site<B: Backend> {
 }
 
 impl<B: Backend> Site<B> {
+    /// Returns the place of an op whose operands only some stages hold.
+    fn of(operands: &OperandHolders) -> Self {
+        let stages = current_stages();
+        let stage = stages.place(operands);
+        Self { stages, stage }
+    }
+
     /// Returns the site at an earlier stage, if `stage` is one.
     pub(crate) fn not_after(self, stage: usize) -> Self {
         let stage = stage.min(self.stage);

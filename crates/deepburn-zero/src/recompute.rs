@@ -159,12 +159,12 @@ pub fn activation_checkpoint<T>(run: impl FnOnce() -> T) -> T {
     impl Drop for End {
         fn drop(&mut self) {
             self.0.end_named();
-            session::refresh_recording();
+            session::refresh_call();
         }
     }
     let Some(recorder) = session::training_recorder() else { return run() };
     recorder.begin_named();
-    session::refresh_recording();
+    session::refresh_call();
     let _end = End(recorder);
     run()
 }

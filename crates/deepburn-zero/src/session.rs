@@ -48,8 +48,8 @@ pub use random::RandomStream;
 
 thread_local! {
     static SESSION: RefCell<Session> = RefCell::new(Session::default());
-    /// Whether ops are recorded. It is a separate variable, because every op reads it.
-    static IS_RECORDING: Cell<bool> = const { Cell::new(false) };
+    /// What ops read of the innermost call. It is a separate variable, because every op reads it.
+    static CALL: Cell<CallState> = const { Cell::new(CallState { is_recording: false, autocast: None }) };
 }
 
 /// The contexts of a thread.
@@ -61,6 +61,15 @@ struct Session {
     between_calls: Option<RandomStream>,
     /// The active calls, innermost last. A call may outlive the binding of its model.
     entered: Vec<ActiveCall>,
+}
+
+/// The state of the innermost call that ops read.
+#[derive(Clone, Copy)]
+struct CallState {
+    /// Whether ops are recorded.
+    is_recording: bool,
+    /// The element type of products under autocast.
+    autocast: Option<FloatDType>,
 }
 
 /// An active call of a model.
@@ -331,7 +340,7 @@ impl Drop for ContextGuard {
                 context.open_pass.take();
             }
         });
-        refresh_recording();
+        refresh_call();
     }
 }
 
@@ -366,14 +375,14 @@ pub(crate) fn stages() -> Option<Rc<dyn Any>> {
 /// Returns the element type of products in the active call; `None` without autocast and outside of
 /// calls.
 pub(crate) fn autocast() -> Option<FloatDType> {
-    SESSION.with_borrow(|session| session.entered.last()?.autocast())
+    CALL.get().autocast
 }
 
 /// Pushes a call and returns its guard.
 fn enter(context: &Rc<ModelContext>, pass: Option<Pass>) -> ContextGuard {
     let call = ActiveCall { context: context.clone(), pass };
     SESSION.with_borrow_mut(|session| session.entered.push(call));
-    refresh_recording();
+    refresh_call();
     ContextGuard { model: context.model, thread: PhantomData }
 }
 
@@ -398,7 +407,7 @@ pub(crate) fn close_recordings(ledger: &Ledger) -> Result<(), CommError> {
 
 /// Returns the recorder of the active training forward pass while it records ops.
 pub(crate) fn recorder() -> Option<Rc<dyn AnyRecorder>> {
-    if !IS_RECORDING.get() {
+    if !CALL.get().is_recording {
         return None;
     }
     training_recorder()
@@ -409,12 +418,18 @@ pub(crate) fn training_recorder() -> Option<Rc<dyn AnyRecorder>> {
     SESSION.with_borrow(|session| session.entered.last()?.recorder().cloned())
 }
 
-/// Updates [`IS_RECORDING`] after a change of its conditions.
-pub(crate) fn refresh_recording() {
+/// Updates [`CALL`] after a change of its conditions.
+pub(crate) fn refresh_call() {
+    let state = |session: &RefCell<Session>| {
+        let session = session.borrow();
+        let call = session.entered.last()?;
+        let is_recording = call.recorder().is_some_and(|recorder| recorder.is_recording());
+        Some(CallState { is_recording, autocast: call.autocast() })
+    };
     // A guard may be dropped after the thread-locals were destroyed.
-    let recorder = SESSION.try_with(|session| session.borrow().entered.last()?.recorder().cloned());
-    let is_recording = recorder.ok().flatten().is_some_and(|recorder| recorder.is_recording());
-    let _ = IS_RECORDING.try_with(|cell| cell.set(is_recording));
+    let state = SESSION.try_with(state).ok().flatten();
+    let none = CallState { is_recording: false, autocast: None };
+    let _ = CALL.try_with(|cell| cell.set(state.unwrap_or(none)));
 }
 
 /// Counts an activation in the ledger of the current model.
@@ -488,7 +503,11 @@ pub(crate) fn open_pass_reads(ledger: &Ledger) -> bool {
 ///
 /// Counting is usually off, so `run` should compute the operations lazily.
 pub(crate) fn with_counter(run: impl FnOnce(&mut OperationCounter)) {
-    if let Some(context) = current()
+    // Every product calls this function, so the context is cloned only if there is a counter.
+    let counted = SESSION.with_borrow(|session| {
+        session.current().filter(|context| context.operations.borrow().is_some()).cloned()
+    });
+    if let Some(context) = counted
         && let Some(counter) = &mut *context.operations.borrow_mut()
     {
         run(counter);

@@ -251,7 +251,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         self.binding.with_counter(OperationCounter::start_backward);
         self.gatherer.start_backward();
         self.recorder.start_backward();
-        session::refresh_recording();
+        session::refresh_call();
     }
 
     /// Ends the forward pass of a micro-batch in a pipeline, whose backward pass comes after passes
@@ -263,7 +263,7 @@ impl<B: OptimizerOps> ModelStates<B> {
     pub fn end_separate_forward(&self) -> Result<(), ZeroError> {
         self.binding.close_pass();
         self.recorder.end_separate_forward();
-        session::refresh_recording();
+        session::refresh_call();
         self.finish_pass()
     }
 
@@ -283,7 +283,7 @@ impl<B: OptimizerOps> ModelStates<B> {
         self.binding.with_counter(OperationCounter::start_backward);
         self.gatherer.start_separate_backward()?;
         self.recorder.start_backward();
-        session::refresh_recording();
+        session::refresh_call();
         Ok(())
     }
 
@@ -321,7 +321,7 @@ impl<B: OptimizerOps> ModelStates<B> {
             session::with_counter(OperationCounter::start_backward);
             gatherer.start_backward();
             recorder.start_backward();
-            session::refresh_recording();
+            session::refresh_call();
         }));
     }
 

@@ -83,5 +83,5 @@ pub use payload::{Encoded, Form, Payload, Received, ReduceOp, SharedPayload, Sig
 pub use placement::{Launcher, Placement, PlacementError};
 pub use rank_handle::{GroupFailure, RankHandle};
 pub use ranks::{FailureCause, RankFailure, run_rank, run_ranks};
-pub use simulated::{CollectiveEvent, SimulatedGroup};
+pub use simulated::{GroupEvent, SimulatedGroup};
 pub use statistics::{Count, MessageCount, Statistics};

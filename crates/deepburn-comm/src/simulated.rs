@@ -15,7 +15,19 @@ use crate::{
 
 /// A call that an observer of a [`SimulatedGroup`] sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CollectiveEvent<'a> {
+pub enum GroupEvent<'a> {
+    /// The rank sends a message, and does not wait until it arrives.
+    Send {
+        /// The sender, the receiver and the tag of the message.
+        route: &'a MessageRoute,
+        /// The bytes of its arrays.
+        bytes: u64,
+    },
+    /// The rank waits for a message.
+    Receive {
+        /// The sender, the receiver and the tag of the message.
+        route: &'a MessageRoute,
+    },
     /// The rank starts a collective.
     Start {
         /// The number of the collective, counted from 0.
@@ -69,7 +81,7 @@ impl GroupState {
 
 /// A function that is called with each event.
 #[derive(Clone)]
-struct EventHandler(Arc<dyn Fn(CollectiveEvent<'_>) + Send + Sync>);
+struct EventHandler(Arc<dyn Fn(GroupEvent<'_>) + Send + Sync>);
 
 impl fmt::Debug for EventHandler {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -99,9 +111,9 @@ impl SimulatedGroup {
     }
 
     /// Calls `observe` with each collective that this handle and its later clones start or wait
-    /// for.
+    /// for, and with each message that they send or wait for.
     #[must_use]
-    pub fn observed(self, observe: impl Fn(CollectiveEvent<'_>) + Send + Sync + 'static) -> Self {
+    pub fn observed(self, observe: impl Fn(GroupEvent<'_>) + Send + Sync + 'static) -> Self {
         Self { observer: EventHandler(Arc::new(observe)), ..self }
     }
 
@@ -116,19 +128,20 @@ impl SimulatedGroup {
         self.shared().statistics.clone()
     }
 
-    /// Counts a message of `bytes` between this rank and rank `peer` of the group.
+    /// Counts a message of `bytes` between this rank and rank `peer` of the group. Returns its
+    /// route.
     fn count_message(
         &self,
         direction: MessageDirection,
         peer: usize,
         tag: MessageTag,
         bytes: usize,
-    ) -> Result<(), CommError> {
+    ) -> Result<MessageRoute, CommError> {
         let route = MessageRoute::new(&self.ranks, direction, peer, tag)?;
         let mut shared = self.shared();
         shared.check()?;
         shared.statistics.record_message(direction, &route.tag, bytes);
-        Ok(())
+        Ok(route)
     }
 
     /// Returns the result that the operation has if all ranks pass `array`. The complete array has
@@ -188,7 +201,7 @@ impl<T: SharedPayload> ProcessGroup<T> for SimulatedGroup {
         let numels = side.numels();
         // Arrays of one collective may have different types.
         let bytes = |(array, numel): (&T, &usize)| (numel * array.element_size()) as u64;
-        (self.observer.0)(CollectiveEvent::Start {
+        (self.observer.0)(GroupEvent::Start {
             number,
             operation,
             purpose: side.tag.purpose(),
@@ -201,7 +214,7 @@ impl<T: SharedPayload> ProcessGroup<T> for SimulatedGroup {
         let results = arrays.iter().zip(numels.iter().copied()).map(result).collect();
         let observer = self.observer.clone();
         Ok(Pending::new(move || {
-            (observer.0)(CollectiveEvent::Wait { number });
+            (observer.0)(GroupEvent::Wait { number });
             Ok(results)
         }))
     }
@@ -209,14 +222,20 @@ impl<T: SharedPayload> ProcessGroup<T> for SimulatedGroup {
     /// Counts the message.
     fn send(&self, to: usize, tag: MessageTag, arrays: Vec<T>) -> Result<(), CommError> {
         let bytes = arrays.iter().map(T::contributed_bytes).sum();
-        self.count_message(MessageDirection::Send, to, tag, bytes)
+        let route = self.count_message(MessageDirection::Send, to, tag, bytes)?;
+        (self.observer.0)(GroupEvent::Send { route: &route, bytes: bytes as u64 });
+        Ok(())
     }
 
     /// Counts the message. The result is `like`.
     fn receive(&self, from: usize, tag: MessageTag, like: Vec<T>) -> Result<Pending<T>, CommError> {
         let bytes = like.iter().map(|array| array.numel() * array.element_size()).sum();
-        self.count_message(MessageDirection::Receive, from, tag, bytes)?;
-        Ok(Pending::new(move || Ok(like)))
+        let route = self.count_message(MessageDirection::Receive, from, tag, bytes)?;
+        let observer = self.observer.clone();
+        Ok(Pending::new(move || {
+            (observer.0)(GroupEvent::Receive { route: &route });
+            Ok(like)
+        }))
     }
 
     /// Returns true: every message has arrived.
@@ -303,6 +322,28 @@ mod tests {
         assert_eq!(seen[0], start);
         assert!(seen[1].starts_with("Start { number: 1, operation: Barrier"), "{}", seen[1]);
         assert_eq!(seen[2..], ["Wait { number: 1 }", "Wait { number: 0 }"]);
+    }
+
+    #[test]
+    fn an_observer_sees_messages_when_they_are_sent_and_awaited() {
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let log = seen.clone();
+        let group = SimulatedGroup::new(1, 3).unwrap();
+        let group = group.observed(move |event| {
+            log.lock().unwrap().push(match event {
+                GroupEvent::Send { route, bytes } => {
+                    format!("{} to {}: {bytes}", route.tag, route.to)
+                }
+                GroupEvent::Receive { route } => format!("{} from {}", route.tag, route.from),
+                _ => panic!("{event:?}"),
+            });
+        });
+        let group: &dyn ProcessGroup<Host<f64>> = &group;
+        let array = || vec![Host::from(vec![0.0; 3])];
+        let coming = group.receive(0, MessageTag::new("late", 4), array()).unwrap();
+        group.send(2, MessageTag::new("early", 5), array()).unwrap();
+        coming.wait().unwrap();
+        assert_eq!(*seen.lock().unwrap(), ["early 5 to 2: 24", "late 4 from 0"]);
     }
 
     #[test]

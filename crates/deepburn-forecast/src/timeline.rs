@@ -4,7 +4,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use deepburn_comm::{CollectiveEvent, Operation};
+use deepburn_comm::{GroupEvent, Operation};
 use deepburn_meta::Work;
 
 /// An event of a rank.
@@ -93,9 +93,9 @@ impl Recorder {
     }
 
     /// Adds a call of the process group.
-    pub(crate) fn collective(&self, event: CollectiveEvent<'_>) {
+    pub(crate) fn collective(&self, event: GroupEvent<'_>) {
         self.add(match event {
-            CollectiveEvent::Start {
+            GroupEvent::Start {
                 number,
                 operation,
                 members,
@@ -113,7 +113,9 @@ impl Recorder {
                 let collective = Collective { operation, arrays, contributed, complete, stride };
                 RankEvent::Start { number, collective, ranks: members.len() as u64 }
             }
-            CollectiveEvent::Wait { number } => RankEvent::Wait { number },
+            GroupEvent::Wait { number } => RankEvent::Wait { number },
+            // Messages to other pipeline stages have no time yet.
+            GroupEvent::Send { .. } | GroupEvent::Receive { .. } => return,
         });
     }
 

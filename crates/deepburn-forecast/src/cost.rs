@@ -31,6 +31,7 @@
 
 mod clock;
 mod network;
+mod pipeline;
 mod rank_speed;
 #[cfg(test)]
 mod tests;
@@ -41,6 +42,7 @@ use std::fmt;
 use deepburn_meta::Work;
 
 pub use network::{Links, Network};
+pub use pipeline::{PipelineCost, PipelineCostError, SharedCores, StageCost};
 pub use rank_speed::RankSpeed;
 
 use crate::timeline::{RankEvent, Stretch, Timeline};
@@ -139,6 +141,9 @@ impl Stretch {
                         clock.wait(started);
                     }
                 }
+                // Other pipeline stages send and receive them, which this rank alone does not
+                // simulate.
+                RankEvent::Send { .. } | RankEvent::Receive { .. } => {}
             }
         }
         let times = self.times as f64;

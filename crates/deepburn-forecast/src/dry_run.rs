@@ -33,11 +33,13 @@ use deepburn_learner::{BoxError, Cause, Engine, MicroBatches, initialize, initia
 use deepburn_meta::{Meta, MetaDevice, observe_work};
 use deepburn_zero::{Group, ModuleOperations, Training};
 
-use crate::cost::{Network, RankSpeed, StepCost, UnknownBandwidth};
+use crate::cost::{
+    Network, PipelineCost, PipelineCostError, RankSpeed, SharedCores, StepCost, UnknownBandwidth,
+};
 use crate::layout::pipeline_layout;
 use crate::memory::MemoryPeaks;
 use crate::simulated_rank::{ForecastError, on_simulated_rank};
-use crate::timeline::{Recorder, Stretch, Timeline};
+use crate::timeline::{MessageNumbers, Recorder, Stretch, Timeline};
 
 /// Optimizer steps of a dry run.
 const STEPS: usize = 2;
@@ -60,7 +62,7 @@ pub struct Forecast {
     pub collectives: Statistics,
     /// The floating-point operations of a training step, by module.
     pub operations: Vec<ModuleOperations>,
-    /// The ops, transfers and collectives of a training step.
+    /// The ops, transfers, collectives and messages of a training step.
     timeline: Timeline,
     /// The number of ranks.
     world_size: usize,
@@ -78,6 +80,26 @@ impl Forecast {
     /// Returns an error if the step offloads to a tier whose bandwidth is not known.
     pub fn cost(&self, speed: RankSpeed, network: &Network) -> Result<StepCost, UnknownBandwidth> {
         self.timeline.cost(self.world_size as u64, speed, network)
+    }
+
+    /// Predicts the time of a training step of a pipeline with these `stages`, as
+    /// [`forecast_stages`] returns them. With one stage, this is its [`cost`](Self::cost).
+    ///
+    /// `speed` is the speed of a rank while all ranks compute, and `cores` are the cores that all
+    /// ranks share as threads of one process; `None` if each rank has hardware of its own.
+    ///
+    /// # Errors
+    /// Returns an error if a stage offloads to a tier whose bandwidth is not known, or if the
+    /// stages are of different plans.
+    pub fn pipeline_cost(
+        stages: &[Self],
+        speed: RankSpeed,
+        network: &Network,
+        cores: Option<SharedCores>,
+    ) -> Result<PipelineCost, PipelineCostError> {
+        let timelines: Vec<_> = stages.iter().map(|stage| &stage.timeline).collect();
+        let ranks = stages.first().map_or(0, |stage| stage.world_size as u64);
+        PipelineCost::of_timelines(&timelines, ranks, speed, network, cores)
     }
 }
 
@@ -130,7 +152,7 @@ pub fn forecast<M: AutodiffModule<Training<Meta>>>(
     // The engine runs the shortened step, and `run` reports it as one of `times` micro-batches.
     let short = shortened(plan);
     let world_size = plan.mesh.world_size();
-    on_recorded_rank(0, world_size, move |group, recorder| {
+    on_recorded_rank(0, world_size, Recorder::default(), move |group, recorder| {
         let model = build(&MetaDevice).map_err(ForecastError::Loss)?;
         let engine = initialize(model, &short, Group::new(group.clone()))?;
         let steps = Steps { engine, group, recorder, loss: &loss };
@@ -142,8 +164,8 @@ pub fn forecast<M: AutodiffModule<Training<Meta>>>(
 /// a pipeline there is one stage, and this is [`forecast`].
 ///
 /// The stages of the model are found as [`pipeline_layout`](crate::pipeline_layout) does. Stages
-/// wait for each other in a real run, so the [cost](Forecast::cost) of a stage is the time that it
-/// computes.
+/// wait for each other in a real run: [`Forecast::pipeline_cost`] predicts the time of their step,
+/// while the [cost](Forecast::cost) of one stage has no time in which it waits for others.
 ///
 /// # Errors
 /// Returns the errors of [`forecast`], and an error if the model cannot be divided.
@@ -157,8 +179,10 @@ pub fn forecast_stages<M: AutodiffModule<Training<Meta>>>(
     }
     let layout = pipeline_layout(plan, &build, &loss, None)?;
     let (world_size, ranks) = (plan.mesh.world_size(), plan.mesh.data_parallel_size());
+    let messages = MessageNumbers::default();
     let forecast_stage = |stage| {
-        on_recorded_rank(stage * ranks, world_size, |group, recorder| {
+        let recorder = Recorder::new(messages.clone());
+        on_recorded_rank(stage * ranks, world_size, recorder, |group, recorder| {
             let model = build(&MetaDevice).map_err(ForecastError::Loss)?;
             let member = Group::new(group.clone());
             let engine = initialize_pipeline(model, plan, layout.clone(), member)?;
@@ -175,18 +199,19 @@ fn shortened(plan: &Plan) -> Plan {
     Plan { batch: plan.batch.resized(micro_batches), ..plan.clone() }
 }
 
-/// Calls `run` as [`on_simulated_rank`] does, with what records its ops and collectives.
+/// Calls `run` as [`on_simulated_rank`] does, with `recorder`, which records its ops, collectives
+/// and messages.
 fn on_recorded_rank<R: Send>(
     rank: usize,
     world_size: usize,
+    recorder: Recorder,
     run: impl FnOnce(SimulatedGroup, Recorder) -> Result<R, ForecastError> + Send,
 ) -> Result<R, ForecastError> {
     // Both the group and the backend report to the recorder, on the thread of the rank, so its
     // events are in order.
-    let recorder = Recorder::default();
     on_simulated_rank(rank, world_size, move |group| {
         let observer = recorder.clone();
-        let group = group.observed(move |event| observer.collective(event));
+        let group = group.observed(move |event| observer.group(event));
         let observer = recorder.clone();
         observe_work(move |work| observer.compute(work), || run(group, recorder))
     })

@@ -1,10 +1,13 @@
-//! What a rank does in a training step, in order: ops, collectives, and waits for collectives.
+//! What a rank does in a training step, in order: ops, collectives, messages, and waits.
 //!
-//! Main type: [`Timeline`]. A dry run records it, and the [cost model](crate::cost) replays it.
+//! Main type: [`Timeline`]. A dry run records it, and the [cost model](crate::cost) replays it. The
+//! dry runs of pipeline stages share [`MessageNumbers`], so that sender and receiver of a message
+//! give it the same number.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use deepburn_comm::{GroupEvent, Operation};
+use deepburn_comm::{GroupEvent, MessageRoute, Operation};
 use deepburn_meta::Work;
 
 /// An event of a rank.
@@ -25,6 +28,20 @@ pub(crate) enum RankEvent {
     Wait {
         /// The number that the collective had at its start.
         number: u64,
+    },
+    /// The rank sends a message, and does not wait.
+    Send {
+        /// The number of the message.
+        message: u64,
+        /// The world rank of the receiver.
+        to: u64,
+        /// The bytes of its arrays.
+        bytes: u64,
+    },
+    /// The rank waits for a message.
+    Receive {
+        /// The number of the message.
+        message: u64,
     },
 }
 
@@ -79,11 +96,32 @@ pub(crate) struct Stretch {
     pub(crate) times: u64,
 }
 
+/// Numbers messages by their routes. Clones share the numbers.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct MessageNumbers(Arc<Mutex<HashMap<MessageRoute, u64>>>);
+
+impl MessageNumbers {
+    /// Returns the number of the messages with this route.
+    fn of(&self, route: &MessageRoute) -> u64 {
+        let mut numbers = locked(&self.0);
+        let next = numbers.len() as u64;
+        *numbers.entry(route.clone()).or_insert(next)
+    }
+}
+
 /// Collects events. Clones collect into the same list.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Recorder(Arc<Mutex<Vec<RankEvent>>>);
+pub(crate) struct Recorder {
+    events: Arc<Mutex<Vec<RankEvent>>>,
+    messages: MessageNumbers,
+}
 
 impl Recorder {
+    /// Creates a recorder without events, whose messages have these numbers.
+    pub(crate) fn new(messages: MessageNumbers) -> Self {
+        Self { events: Arc::default(), messages }
+    }
+
     /// Adds an op.
     pub(crate) fn compute(&self, work: Work) {
         // Views, and ops on no elements.
@@ -93,16 +131,10 @@ impl Recorder {
     }
 
     /// Adds a call of the process group.
-    pub(crate) fn collective(&self, event: GroupEvent<'_>) {
+    pub(crate) fn group(&self, event: GroupEvent<'_>) {
         self.add(match event {
             GroupEvent::Start {
-                number,
-                operation,
-                members,
-                arrays,
-                contributed,
-                complete,
-                ..
+                number, operation, members, arrays, contributed, complete, ..
             } => {
                 // The members of a group are evenly spaced: 1 apart if they are neighbors, and more
                 // if the group has one rank of each machine or stage.
@@ -114,17 +146,26 @@ impl Recorder {
                 RankEvent::Start { number, collective, ranks: members.len() as u64 }
             }
             GroupEvent::Wait { number } => RankEvent::Wait { number },
-            // Messages to other pipeline stages have no time yet.
-            GroupEvent::Send { .. } | GroupEvent::Receive { .. } => return,
+            GroupEvent::Send { route, bytes } => {
+                RankEvent::Send { message: self.messages.of(route), to: route.to as u64, bytes }
+            }
+            GroupEvent::Receive { route } => {
+                RankEvent::Receive { message: self.messages.of(route) }
+            }
         });
     }
 
     /// Returns the events since the last call.
     pub(crate) fn take(&self) -> Vec<RankEvent> {
-        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *locked(&self.events))
     }
 
     fn add(&self, event: RankEvent) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(event);
+        locked(&self.events).push(event);
     }
+}
+
+/// Locks a list or map. A panic leaves it valid, because each change is a single insertion.
+fn locked<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }

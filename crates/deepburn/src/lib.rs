@@ -86,7 +86,9 @@ pub use deepburn_ops as ops;
 pub use deepburn_weights as weights;
 pub use deepburn_zero as zero;
 pub use deepburn_zero::{PipelineLayout, activation_checkpoint};
-pub use machine::{MeasuredSizes, dtype_of, machine_speed, shared_by_threads, thread_latency};
+pub use machine::{
+    MeasuredSizes, dtype_of, machine_speed, shared_by_threads, shared_cores, thread_latency,
+};
 pub use ranks::{COLLECTIVE_TIMEOUT, Ranks, RanksError, run_ranks};
 
 pub use tune::tune;

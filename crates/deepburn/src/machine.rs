@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use burn::tensor::{DType, Tensor};
 use deepburn_comm::{CollectiveTag, CommError, Host, Member, ProcessGroup, RankFailure, run_ranks};
 use deepburn_config::Precision;
-use deepburn_forecast::cost::{Network, RankSpeed};
+use deepburn_forecast::cost::{Network, RankSpeed, SharedCores};
 use deepburn_ops::OptimizerOps;
 use deepburn_zero::Training;
 
@@ -168,6 +168,11 @@ pub fn thread_latency(ranks: usize) -> Result<f64, RankFailure<CommError>> {
 pub fn shared_by_threads(speed: RankSpeed, latency: f64, ranks: usize) -> (RankSpeed, Network) {
     let cores = thread::available_parallelism().map_or(1, usize::from);
     (speed.shared_by(ranks as u64, cores as u64), Network::Threads { latency })
+}
+
+/// Returns the cores of this machine, which the rank threads of all pipeline stages share.
+pub fn shared_cores() -> SharedCores {
+    SharedCores { cores: thread::available_parallelism().map_or(1, usize::from) as u64 }
 }
 
 /// Returns the element type of tensors in this precision.

@@ -19,9 +19,10 @@
 //! ```
 //!
 //! With `--pipeline-stages` there is a table for each ZeRO stage, with a column for each pipeline
-//! stage. With `--longest` the sequence length is what is searched ([`longest`]).
+//! stage ([`pipeline`]). With `--longest` the sequence length is what is searched ([`longest`]).
 
 mod longest;
+mod pipeline;
 
 use std::path::PathBuf;
 
@@ -115,7 +116,7 @@ pub(crate) fn estimates(arguments: &EstimateArguments) -> Result<String, Failure
         return longest::longest_sequences(&subject, &stages, limit);
     }
     if plan.pipeline.is_some() {
-        return pipeline_estimates(&subject, &stages);
+        return pipeline::pipeline_estimates(&subject, &stages);
     }
     let estimates = stages.iter().map(|stage| subject.estimate(*stage, ranks));
     let estimates = estimates.collect::<Result<Vec<_>, Failure>>()?;
@@ -135,50 +136,6 @@ pub(crate) fn estimates(arguments: &EstimateArguments) -> Result<String, Failure
     let mut lines = table(&estimates, ranks);
     if let Some(times) = &times {
         lines.extend(times.lines(&stages, &estimates)?);
-    }
-    Ok(lines.join("\n"))
-}
-
-/// Returns a table for each ZeRO stage of a pipeline, or the JSON of all of them.
-///
-/// # Errors
-/// Returns a user's mistake if the model cannot be divided into the pipeline stages, or if step
-/// times are requested.
-fn pipeline_estimates(subject: &EstimateInput<'_>, stages: &[Stage]) -> Result<String, Failure> {
-    if subject.arguments.scaling.is_given() {
-        return Err(Failure::mistake(
-            "--network: step times are not predicted for pipeline stages, which wait for each other; remove the option, or \
-             estimate one stage",
-        ));
-    }
-    let tables = stages.iter().map(|stage| subject.of_pipeline(*stage));
-    let tables = tables.collect::<Result<Vec<_>, Failure>>()?;
-    if subject.arguments.json {
-        let records = tables.iter().flatten().enumerate().map(|(at, estimate)| {
-            let mut record = estimate.record();
-            record["pipeline_stage"] = json!(at % subject.plan.mesh.pipeline_stages);
-            record["blocks"] = json!(estimate.forecast.part);
-            record
-        });
-        return serde_json::to_string_pretty(&records.collect::<Vec<_>>()).map_err(Failure::run);
-    }
-    let Plan { mesh, batch, .. } = subject.plan;
-    let mut lines = vec![format!(
-        "MiB per rank, {} in {}, {} of {}",
-        counted(mesh.world_size(), "rank"),
-        counted(mesh.pipeline_stages, "pipeline stage"),
-        counted(batch.gradient_accumulation_steps, "micro-batch"),
-        counted(batch.micro_batch_size, "sample"),
-    )];
-    for (stage, estimate) in tables[0].iter().enumerate() {
-        if let Some(part) = &estimate.forecast.part {
-            lines.push(format!("  {stage}: {part}"));
-        }
-    }
-    for (stage, estimates) in stages.iter().zip(&tables) {
-        lines.push(format!("ZeRO stage {}", stage.number()));
-        let names = (0..estimates.len()).map(|stage| format!("pipeline {stage}"));
-        lines.extend(columns(estimates, names));
     }
     Ok(lines.join("\n"))
 }
@@ -580,8 +537,6 @@ mod tests {
         assert!(text.contains("1: h.2 to h.6,") && text.contains("2: h.7 to ln_f,"), "{text}");
         assert!(4 * of(5, "activations") > 5 * of(6, "activations"), "{text}");
         assert_eq!(json[5]["pipeline_stage"], json!(1));
-        let message = run(&[&arguments[..], &["--network", "100Gb"]].concat()).unwrap_err();
-        assert!(message.contains("--network"), "{message}");
         let message = run(&["--ranks", "3", "--pipeline-stages", "2"]).unwrap_err();
         assert!(message.contains("--pipeline-stages: 2 does not divide the 3 ranks"), "{message}");
         let file = r#"{"train_micro_batch_size_per_gpu": 1, "pipeline": {"stages": 2}}"#;
@@ -671,6 +626,31 @@ mod tests {
         assert!(text.contains("150.00 TFLOP/s in fp32 (--flops)"), "{text}");
         assert!(text.contains("5.0 us per message (assumed)"), "{text}");
         assert!(!run(&["--ranks", "12"]).unwrap().contains("step time"));
+    }
+
+    #[test]
+    fn prints_step_times_of_pipelines() {
+        let pipeline = ["--ranks", "12", "--pipeline-stages", "2", "--stage", "1"];
+        let text = run(&[&CLUSTER[..], &pipeline[..]].concat()).unwrap();
+        let table = text.split_once("step time, ZeRO stage 1, 2 pipeline stages\n").unwrap().1;
+        let first: Vec<_> =
+            table.lines().map(|line| line.split_whitespace().next().unwrap()).collect();
+        assert_eq!(first, ["ranks", "2", "4", "8", "12", "stages,", "stage", "0", "1"]);
+        let json = run(&[&CLUSTER[..], &pipeline[..], &["--json"]].concat()).unwrap();
+        let json: Value = serde_json::from_str(&json).unwrap();
+        for stage in 0..2 {
+            let steps = json[stage]["steps"].as_array().unwrap();
+            assert_eq!(steps.len(), 4);
+            let of = |field: &str| steps[3][field].as_f64().unwrap();
+            let sum = of("compute_seconds") + of("communication_seconds") - of("hidden_seconds")
+                + of("idle_seconds");
+            assert!((sum / of("step_seconds") - 1.0).abs() < 1e-9, "{steps:?}");
+            // A stage sends the activations of 8 micro-batches, or their gradients, at least.
+            assert!(of("message_bytes") >= f64::from(8 * 512 * 768 * 4), "{steps:?}");
+            assert_eq!(steps[3]["ranks"], json!(12));
+            // 8 micro-batches on 2 stages, which are not quite equal.
+            assert!((0.1..0.3).contains(&of("idle_share")), "{steps:?}");
+        }
     }
 
     #[test]

@@ -21,8 +21,10 @@ use std::collections::BTreeMap;
 use burn_flex::{Flex, FlexDevice};
 use clap::Args;
 use deepburn::comm::{Count, Statistics};
-use deepburn::cost::{Links, Network, RankSpeed, StepCost, UnknownBandwidth};
-use deepburn::{MeasuredSizes, dtype_of, machine_speed, shared_by_threads, thread_latency};
+use deepburn::cost::{Links, Network, RankSpeed, SharedCores, StepCost, UnknownBandwidth};
+use deepburn::{
+    MeasuredSizes, dtype_of, machine_speed, shared_by_threads, shared_cores, thread_latency,
+};
 use deepburn_config::{Precision, Stage, counted};
 use deepburn_models::BatchShape;
 use serde_json::{Value, json};
@@ -305,11 +307,17 @@ impl Speed {
         record
     }
 
+    /// Returns the cores that the ranks share; `None` if each rank has hardware of its own.
+    pub(crate) fn cores(&self) -> Option<SharedCores> {
+        match self.network {
+            Network::Threads { .. } => Some(shared_cores()),
+            Network::Links(_) => None,
+        }
+    }
+
     /// Returns the throughput of all ranks together.
     fn tokens_per_second(&self, cost: &StepCost) -> f64 {
-        let RankWorkload { batch, micro_batches, .. } = self.workload;
-        let tokens = micro_batches * batch.sequences * batch.length;
-        (cost.ranks * tokens) as f64 / cost.seconds
+        self.workload.tokens_per_second(cost.ranks, cost.seconds)
     }
 
     /// Returns the scaling efficiency of a row: the ideal step time, divided by the predicted one.
@@ -399,6 +407,12 @@ pub(crate) fn records(rows: &[ScalingRow], speed: &Speed) -> Value {
 }
 
 impl RankWorkload {
+    /// Returns the tokens per second of `ranks` data-parallel ranks whose step takes `seconds`.
+    pub(crate) fn tokens_per_second(&self, ranks: u64, seconds: f64) -> f64 {
+        let Self { batch, micro_batches, .. } = self;
+        (ranks * micro_batches * batch.sequences * batch.length) as f64 / seconds
+    }
+
     /// Describes the work of a rank in one line. `flops` is the number of operations of a step.
     pub(crate) fn line(&self, flops: u64) -> String {
         let Self { batch, micro_batches, .. } = self;

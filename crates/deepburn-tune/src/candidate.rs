@@ -8,8 +8,10 @@ use serde_json::{Map, Value, json};
 /// The settings of a candidate. All other settings are the user's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CandidateConfig {
-    /// Number of ranks.
+    /// Number of ranks, of all pipeline stages together.
     pub ranks: usize,
+    /// Number of pipeline stages, which divides the ranks; 1 without a pipeline.
+    pub pipeline_stages: usize,
     /// ZeRO stage.
     pub stage: Stage,
     /// Where the model states of a rank are.
@@ -20,7 +22,7 @@ pub struct CandidateConfig {
     pub buffers: Buffers,
     /// Samples of a rank in one forward and backward pass.
     pub micro_batch: usize,
-    /// Forward and backward passes of an optimizer step.
+    /// Forward and backward passes of an optimizer step: the micro-batches of a pipeline.
     pub accumulation: usize,
 }
 
@@ -124,9 +126,14 @@ fn repeated(policy: RecomputePolicy) -> usize {
 }
 
 impl CandidateConfig {
+    /// Returns the number of ranks that have samples of their own: the ranks of a pipeline stage.
+    pub(crate) fn data_parallel_ranks(&self) -> usize {
+        self.ranks / self.pipeline_stages.max(1)
+    }
+
     /// Returns the samples of an optimizer step over all ranks.
     pub fn batch_size(&self) -> usize {
-        self.ranks * self.micro_batch * self.accumulation
+        self.data_parallel_ranks() * self.micro_batch * self.accumulation
     }
 
     /// Returns the name of the experiment: DeepSpeed's, followed by the settings that DeepSpeed
@@ -142,6 +149,9 @@ impl CandidateConfig {
         }
         if self.buffers == Buffers::Small {
             name.push_str("_small-buffers");
+        }
+        if self.pipeline_stages > 1 {
+            name.push_str(&format!("_pp{}", self.pipeline_stages));
         }
         format!("{name}_ranks{}", self.ranks)
     }
@@ -175,9 +185,21 @@ impl CandidateConfig {
         config.insert("train_batch_size".to_owned(), json!(self.batch_size()));
         config.insert("train_micro_batch_size_per_gpu".to_owned(), json!(self.micro_batch));
         config.insert("gradient_accumulation_steps".to_owned(), json!(self.accumulation));
+        self.apply_pipeline(&mut config);
         self.apply_zero(section(&mut config, "zero_optimization"), nvme);
         self.apply_recompute(&mut config);
         Value::Object(config)
+    }
+
+    /// Writes the number of pipeline stages. The user's partition into stages is kept.
+    fn apply_pipeline(&self, config: &mut Map<String, Value>) {
+        const SECTION: &str = "pipeline";
+        if self.pipeline_stages == 1 {
+            // Other keys of the section have no effect without stages.
+            config.remove(SECTION);
+            return;
+        }
+        section(config, SECTION).insert("stages".to_owned(), json!(self.pipeline_stages));
     }
 
     /// Writes stage, offload and buffers.
@@ -259,7 +281,9 @@ fn section<'a>(parent: &'a mut Map<String, Value>, key: &str) -> &'a mut Map<Str
 
 #[cfg(test)]
 mod tests {
-    use deepburn_config::{OptimizerOffload, ParameterOffload, RawConfig, RunContext, resolve};
+    use deepburn_config::{
+        OptimizerOffload, ParameterOffload, RawConfig, RunContext, StagePartition, resolve,
+    };
 
     use super::*;
     use crate::SearchSpace;
@@ -267,6 +291,7 @@ mod tests {
     fn space() -> SearchSpace {
         SearchSpace {
             ranks: vec![1, 2],
+            pipeline_stages: vec![1, 2],
             batch_sizes: vec![8],
             states: StatePlacement::ALL.to_vec(),
             buffers: vec![Buffers::AsConfigured, Buffers::Small],
@@ -283,6 +308,7 @@ mod tests {
             json!({"zero_optimization": {"stage": 3, "reduce_bucket_size": 1000,
                 "offload_optimizer": {"device": "cpu", "ratio": 0.5}, "offload_param": {"device": "nvme", "nvme_path": "/old"}},
                 "activation_checkpointing": {"partition_activations": true, "every_nth_block": 3}}),
+            json!({"pipeline": {"stages": 4, "partition": "uniform"}}),
         ];
         for base in &bases {
             for candidate in space().candidates() {
@@ -293,6 +319,10 @@ mod tests {
                     resolve(&raw, &run).unwrap_or_else(|report| panic!("{config}: {report}")).plan;
                 assert_eq!(plan.batch.train_batch_size, 8);
                 assert_eq!(plan.batch.micro_batch_size, candidate.micro_batch);
+                assert_eq!(plan.mesh.pipeline_stages, candidate.pipeline_stages, "{config}");
+                if let (Some(pipeline), false) = (&plan.pipeline, base["pipeline"].is_null()) {
+                    assert_eq!(pipeline.partition, StagePartition::Uniform);
+                }
                 assert_eq!(
                     (plan.zero.stage, plan.backward.activations.recompute),
                     (candidate.stage, candidate.recompute)
@@ -327,13 +357,16 @@ mod tests {
             names.iter().any(|name| name
                 == "z3_gas2_tmbspg2_offload-all-nvme_recompute-full_small-buffers_ranks2")
         );
-        assert!(names.iter().any(|name| name == "z0_gas8_tmbspg1_ranks1"));
+        for name in ["z0_gas8_tmbspg1_ranks1", "z0_gas4_tmbspg2_pp2_ranks2"] {
+            assert!(names.iter().any(|it| it == name), "{name}");
+        }
     }
 
     #[test]
     fn cheaper_settings_are_never_slower() {
         let base = CandidateConfig {
             ranks: 2,
+            pipeline_stages: 1,
             stage: Stage::Parameters,
             states: StatePlacement::OptimizerOnNvme,
             recompute: RecomputePolicy::Selective,
@@ -352,5 +385,6 @@ mod tests {
         assert!(!other(|it| it.states = StatePlacement::Device));
         assert!(!other(|it| it.stage = Stage::Gradients));
         assert!(!other(|it| it.micro_batch = 4));
+        assert!(!other(|it| it.pipeline_stages = 2));
     }
 }

@@ -198,6 +198,7 @@ fn records(search: &Search) -> Value {
         let mut record = json!({
             "name": trial.candidate.name(),
             "ranks": ranks,
+            "pipeline_stages": trial.candidate.pipeline_stages,
             "stage": stage.number(),
             "offload": states.name(),
             "recompute": policy_name(recompute),

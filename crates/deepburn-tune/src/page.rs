@@ -163,7 +163,7 @@ fn axes(html: &mut String, most_memory: f64, longest: f64) -> fmt::Result {
 fn rows(html: &mut String, search: &Search) -> fmt::Result {
     writeln!(
         html,
-        "<table><thead><tr><th>configuration</th><th>ranks</th><th>stage</th><th>micro-batch</th><th>recompute</th>\
+        "<table><thead><tr><th>configuration</th><th>ranks</th><th>pipeline stages</th><th>ZeRO stage</th><th>micro-batch</th><th>recompute</th>\
          <th>GB/rank</th><th>step s</th><th>forecast s</th><th>note</th></tr></thead>\n<tbody>",
     )?;
     let calibration = search.calibration();
@@ -172,14 +172,15 @@ fn rows(html: &mut String, search: &Search) -> fmt::Result {
         if matches!(trial.assessment, Assessment::Dominated { .. }) {
             continue;
         }
-        let CandidateConfig { ranks, stage, recompute, micro_batch, .. } = trial.candidate;
+        let CandidateConfig { ranks, pipeline_stages, stage, recompute, micro_batch, .. } =
+            trial.candidate;
         let number = |value: Option<f64>, digits: usize| {
             value.map_or(String::new(), |it| format!("{it:.digits$}"))
         };
         let memory = trial.measurement().map(|it| it.memory).or(trial.memory().copied());
         writeln!(
             html,
-            "<tr><td>{}</td><td>{ranks}</td><td>{}</td><td>{micro_batch}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td>\
+            "<tr><td>{}</td><td>{ranks}</td><td>{pipeline_stages}</td><td>{}</td><td>{micro_batch}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td>\
              <td>{}</td></tr>",
             trial.candidate.name(),
             stage.number(),

@@ -7,8 +7,10 @@ use crate::candidate::{Buffers, CandidateConfig, StatePlacement};
 /// The values of each setting that is tuned. A setting with one value is fixed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SearchSpace {
-    /// Numbers of ranks.
+    /// Numbers of ranks, of all pipeline stages together.
     pub ranks: Vec<usize>,
+    /// Numbers of pipeline stages. One that does not divide a number of ranks is not tried with it.
+    pub pipeline_stages: Vec<usize>,
     /// Samples of an optimizer step over all ranks.
     pub batch_sizes: Vec<usize>,
     /// Limits of the samples in one forward and backward pass of a rank.
@@ -28,6 +30,7 @@ impl Default for SearchSpace {
     fn default() -> Self {
         Self {
             ranks: vec![1],
+            pipeline_stages: vec![1],
             batch_sizes: vec![1],
             micro_batch_sizes: SizeLimits::default(),
             stages: Stage::ALL.to_vec(),
@@ -47,8 +50,9 @@ impl SearchSpace {
     /// Returns all candidates, cheap settings before expensive ones: a candidate that is never
     /// slower than another one comes before it.
     ///
-    /// One rank is tried at one stage. A batch size that the number of ranks does not divide has no
-    /// candidates, and neither has a placement that the stage does not support.
+    /// One data-parallel rank is tried at one ZeRO stage. A batch size that the number of
+    /// data-parallel ranks does not divide has no candidates, and neither has a placement that the
+    /// stage does not support.
     pub fn candidates(&self) -> Vec<CandidateConfig> {
         let mut candidates = Vec::new();
         // In this lexicographic order, a candidate follows all that are no more expensive in any of
@@ -57,21 +61,24 @@ impl SearchSpace {
             for &states in &self.states {
                 for &recompute in &self.recompute {
                     for &stage in self.stages.iter().filter(|stage| states.fits(**stage)) {
-                        for (ranks, micro_batch, accumulation) in self.batches() {
-                            // At another stage, one rank would do the same work again.
-                            if ranks == 1 && !self.is_lowest(stage, states) {
-                                continue;
-                            }
-                            candidates.push(CandidateConfig {
-                                ranks,
-                                stage,
-                                states,
-                                recompute,
-                                buffers,
-                                micro_batch,
-                                accumulation,
-                            });
-                        }
+                        let settings = |batch: RankBatch| CandidateConfig {
+                            ranks: batch.ranks,
+                            pipeline_stages: batch.pipeline_stages,
+                            stage,
+                            states,
+                            recompute,
+                            buffers,
+                            micro_batch: batch.micro_batch,
+                            accumulation: batch.accumulation,
+                        };
+                        // At another stage, one rank would do the same work again.
+                        let is_lowest = self.is_lowest(stage, states);
+                        candidates.extend(
+                            self.batches()
+                                .into_iter()
+                                .map(settings)
+                                .filter(|it| is_lowest || it.data_parallel_ranks() > 1),
+                        );
                     }
                 }
             }
@@ -86,19 +93,40 @@ impl SearchSpace {
         supporting.min().is_some_and(|lowest| *lowest == stage)
     }
 
-    /// Returns the numbers of ranks, samples of a micro-batch and micro-batches of a step.
-    fn batches(&self) -> Vec<(usize, usize, usize)> {
+    /// Returns how the ranks can share the samples of a step.
+    fn batches(&self) -> Vec<RankBatch> {
         let mut batches = Vec::new();
         for &ranks in &self.ranks {
-            for &batch in self.batch_sizes.iter().filter(|batch| batch.is_multiple_of(ranks)) {
-                let of_rank = batch / ranks;
-                let sizes = micro_batch_sizes(of_rank).into_iter();
-                let sizes = sizes.filter(|size| self.micro_batch_sizes.contains(*size));
-                batches.extend(sizes.map(|size| (ranks, size, of_rank / size)));
+            let dividing = self.pipeline_stages.iter().filter(|stages| divides(**stages, ranks));
+            for &pipeline_stages in dividing {
+                // All stages of a pipeline work on the samples of its data-parallel rank.
+                let sharing = ranks / pipeline_stages;
+                for &batch in self.batch_sizes.iter().filter(|batch| divides(sharing, **batch)) {
+                    let of_rank = batch / sharing;
+                    let sizes = micro_batch_sizes(of_rank).into_iter();
+                    let sizes = sizes.filter(|size| self.micro_batch_sizes.contains(*size));
+                    batches.extend(sizes.map(|micro_batch| {
+                        let accumulation = of_rank / micro_batch;
+                        RankBatch { ranks, pipeline_stages, micro_batch, accumulation }
+                    }));
+                }
             }
         }
         batches
     }
+}
+
+/// The ranks of a candidate, and the samples that each of them has in a step.
+struct RankBatch {
+    ranks: usize,
+    pipeline_stages: usize,
+    micro_batch: usize,
+    accumulation: usize,
+}
+
+/// Returns whether `part`, unless it is 0, divides `whole`.
+fn divides(part: usize, whole: usize) -> bool {
+    part > 0 && whole.is_multiple_of(part)
 }
 
 /// Returns sizes of micro-batches that divide `samples`: itself, its halves as long as they are
@@ -137,6 +165,27 @@ mod tests {
         // 4 sizes at stage 0 on one rank; 3 (6, 3, 1), 3 (4, 2, 1) and 2 (3, 1) at four stages;
         // with four policies.
         assert_eq!(candidates.len(), (4 + (3 + 3 + 2) * 4) * 4);
+    }
+
+    #[test]
+    fn pipeline_stages_divide_the_ranks_and_share_samples() {
+        let space = SearchSpace {
+            ranks: vec![2, 3, 4],
+            pipeline_stages: vec![0, 1, 2],
+            batch_sizes: vec![12],
+            recompute: vec![RecomputePolicy::Off],
+            ..SearchSpace::default()
+        };
+        let candidates = space.candidates();
+        assert!(candidates.iter().all(|candidate| candidate.batch_size() == 12));
+        let count = |ranks, stages| {
+            let is = |it: &&CandidateConfig| (it.ranks, it.pipeline_stages) == (ranks, stages);
+            candidates.iter().filter(is).count()
+        };
+        // With one data-parallel rank, 4 sizes (12, 6, 3, 1) at one ZeRO stage; with two, 3 sizes
+        // (6, 3, 1) at four stages.
+        assert_eq!([count(2, 2), count(4, 2), count(2, 1)], [4, 3 * 4, 3 * 4]);
+        assert_eq!([count(3, 2), count(2, 0), count(4, 0)], [0; 3]);
     }
 
     #[test]

@@ -11,8 +11,9 @@ const UNMEASURED: usize = 5;
 /// Returns the lines of the table: the measured candidates, best first, then the best of the others
 /// that fit, and how many were not tried for which reason.
 pub fn table(search: &Search) -> Vec<String> {
-    let calibration = search.calibration();
     let metric = search.limits().metric;
+    let calibration = search.calibration();
+    let has_pipelines = search.trials().iter().any(|it| it.candidate.pipeline_stages > 1);
     let mut rows: Vec<(f64, bool, &Trial)> = Vec::new();
     for trial in search.trials() {
         let predicted = trial.prediction().map(|it| calibration.seconds(it));
@@ -29,9 +30,10 @@ pub fn table(search: &Search) -> Vec<String> {
         other.1.cmp(&one.1).then(best_first(metric, value(one), value(other)))
     });
     let measured = rows.iter().filter(|row| row.1).count();
-    let mut lines = vec![head(metric)];
+    let mut lines = vec![head(metric, has_pipelines)];
     for (seconds, is_measured, trial) in rows.iter().take(measured + UNMEASURED) {
-        lines.push(row(trial, metric, *seconds, *is_measured, &calibration));
+        let stages = has_pipelines.then_some(trial.candidate.pipeline_stages);
+        lines.push(row(trial, stages, metric, *seconds, *is_measured, &calibration));
     }
     lines.extend(failures(search));
     lines.push(counts(search, rows.len() - measured));
@@ -47,11 +49,13 @@ fn title(metric: TuningMetric) -> &'static str {
     }
 }
 
-/// Returns the line of titles.
-fn head(metric: TuningMetric) -> String {
+/// Returns the line of titles. The column of pipeline stages is left out if no candidate has
+/// several.
+fn head(metric: TuningMetric, has_pipelines: bool) -> String {
     format!(
-        "  {:>5} {:>5} {:>6} {:>5} {:<15} {:<10} {:>9} {:>9} {:>9} {:>10}",
+        "  {:>5}{} {:>5} {:>6} {:>5} {:<15} {:<10} {:>9} {:>9} {:>9} {:>10}",
         "ranks",
+        if has_pipelines { format!(" {:>5}", "pipe") } else { String::new() },
         "stage",
         "micro",
         "accum",
@@ -64,9 +68,11 @@ fn head(metric: TuningMetric) -> String {
     )
 }
 
-/// Returns the line of a candidate. Seconds that were not measured are marked with `~`.
+/// Returns the line of a candidate, with its number of pipeline `stages` if there is a column for
+/// it. Seconds that were not measured are marked with `~`.
 fn row(
     trial: &Trial,
+    stages: Option<usize>,
     metric: TuningMetric,
     seconds: f64,
     is_measured: bool,
@@ -84,8 +90,9 @@ fn row(
     let offload = if states == StatePlacement::Device { "-" } else { states.name() };
     let policy =
         if recompute == RecomputePolicy::Off { "-".to_owned() } else { policy_name(recompute) };
+    let stages = stages.map_or(String::new(), |stages| format!(" {stages:>5}"));
     format!(
-        "  {ranks:>5} {:>5} {micro_batch:>6} {accumulation:>5} {offload:<15} {policy:<10} {value:>9} {seconds:>9} \
+        "  {ranks:>5}{stages} {:>5} {micro_batch:>6} {accumulation:>5} {offload:<15} {policy:<10} {value:>9} {seconds:>9} \
          {predicted:>9.3} {:>10.2}",
         stage.number(),
         device as f64 / 1e9

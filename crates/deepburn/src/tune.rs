@@ -22,14 +22,18 @@ use burn::module::AutodiffModule;
 use burn::tensor::Tensor;
 use deepburn_config::{ConfigReport, Plan, RawConfig, RunContext, resolve};
 use deepburn_forecast::cost::{Network, RankSpeed};
-use deepburn_forecast::{Forecast, ForecastError, Meta, forecast};
+use deepburn_forecast::{
+    Forecast, ForecastError, MemoryPeaks, Meta, MetaDevice, forecast_stages, pipeline_layout,
+};
 use deepburn_learner::{BoxError, Interrupt};
 use deepburn_ops::OptimizerOps;
-use deepburn_zero::Training;
+use deepburn_zero::{PipelineLayout, Training};
 use serde_json::Value;
 
 use crate::Ranks;
-use crate::machine::{MeasuredSizes, dtype_of, machine_speed, shared_by_threads, thread_latency};
+use crate::machine::{
+    MeasuredSizes, dtype_of, machine_speed, shared_by_threads, shared_cores, thread_latency,
+};
 
 pub use deepburn_tune::{
     Assessment, Buffers, Calibration, CandidateConfig, Measurement, PredictedStep, Search,
@@ -97,8 +101,12 @@ pub trait Tunable<B: OptimizerOps>: Sync {
 /// The settings of [`tune`].
 #[derive(Debug, Clone)]
 pub struct TuneOptions {
-    /// Numbers of rank threads to try.
+    /// Numbers of rank threads to try, of all pipeline stages together.
     pub ranks: Vec<usize>,
+    /// Numbers of pipeline stages to try; empty for the configuration's own (`pipeline.stages`). A
+    /// model that cannot be divided into so many stages, or that a pipeline does not support, has
+    /// no such candidates.
+    pub pipeline_stages: Vec<usize>,
     /// Whether tensors are in host memory, as on a CPU backend. There is then no offload to the
     /// host.
     pub device_is_host: bool,
@@ -114,6 +122,7 @@ impl Default for TuneOptions {
     fn default() -> Self {
         Self {
             ranks: vec![1],
+            pipeline_stages: Vec::new(),
             device_is_host: true,
             memory: None,
             nvme: None,
@@ -223,6 +232,9 @@ where
         RunContext { host_device: options.device_is_host, ..RunContext::on_host(most_ranks) };
     let plan = resolve(&written, &context)?.plan;
     let mut space = search_space(&plan, &context, options.ranks.clone(), options.nvme.is_some());
+    if !options.pipeline_stages.is_empty() {
+        space.pipeline_stages.clone_from(&options.pipeline_stages);
+    }
     narrow(&mut space, &autotuning, plan.batch.train_batch_size)?;
     let device = devices.first().cloned().unwrap_or_default();
     let speed = measured_speed::<B>(&device, &plan, options)?;
@@ -231,8 +243,9 @@ where
         context,
         nvme: options.nvme.clone(),
         speed: Box::new(speed),
+        cores: options.device_is_host.then(shared_cores),
         forecast: Box::new(|plan| forecast_of(model, plan)),
-        fit: Box::new(|plan, forecast| fit(plan, forecast, options.memory)),
+        fit: Box::new(|plan, stages| fit(plan, stages, options.memory)),
     };
     let limits = SearchLimits {
         measurements: autotuning.trials,
@@ -245,7 +258,10 @@ where
         MeasuredSteps { warmup: autotuning.warmup_steps, measured: autotuning.measured_steps };
     let ranks = Ranks::threads();
     let devices = if devices.is_empty() { std::slice::from_ref(&device) } else { devices };
-    let measure = |plan: &Plan| measure_steps::<B, T>(model, plan, &ranks, devices, steps);
+    let measure = |plan: &Plan| {
+        let layout = layout_of(model, plan).map_err(|error| error.to_string())?;
+        measure_steps::<B, T>(model, plan, layout.as_ref(), &ranks, devices, steps)
+    };
     tuner.run(&mut search, &options.interrupt, measure, |_, _| {});
     let best = search.best().ok_or_else(|| failure(&search))?;
     let candidate = search.trials()[best].candidate;
@@ -253,13 +269,33 @@ where
     Ok(Tuned { config: tuner.config(&candidate), plan, ranks: candidate.ranks, search })
 }
 
-/// Forecasts `model` with the micro-batches of `plan`.
+/// Forecasts `model` with the micro-batches of `plan`, on a rank of each pipeline stage.
 ///
 /// # Errors
 /// Returns an error if the plan does not fit the model.
-pub fn forecast_of<T: Tunable<Meta>>(model: &T, plan: &Plan) -> Result<Forecast, ForecastError> {
-    let (device, samples) = (deepburn_forecast::MetaDevice, plan.batch.micro_batch_size);
-    forecast(plan, |device| model.model(device), |module| model.loss(module, samples, &device))
+pub fn forecast_of<T: Tunable<Meta>>(
+    model: &T,
+    plan: &Plan,
+) -> Result<Vec<Forecast>, ForecastError> {
+    let samples = plan.batch.micro_batch_size;
+    let loss = |module: &T::Model| model.loss(module, samples, &MetaDevice);
+    forecast_stages(plan, |device| model.model(device), loss)
+}
+
+/// Divides `model` into the pipeline stages of `plan`; `None` without a pipeline.
+///
+/// # Errors
+/// Returns an error if the model has fewer parts than stages.
+pub fn layout_of<T: Tunable<Meta>>(
+    model: &T,
+    plan: &Plan,
+) -> Result<Option<PipelineLayout>, ForecastError> {
+    if plan.pipeline.is_none() {
+        return Ok(None);
+    }
+    let samples = plan.batch.micro_batch_size;
+    let loss = |module: &T::Model| model.loss(module, samples, &MetaDevice);
+    pipeline_layout(plan, |device| model.model(device), loss, None).map(Some)
 }
 
 /// Measures the speed of the machine that rank threads share, and returns the speed of a rank by
@@ -296,17 +332,24 @@ fn measured_speed<B: OptimizerOps>(
 /// Compares the tensors of all ranks with a limit.
 fn fit(
     plan: &Plan,
-    forecast: &Forecast,
+    stages: &[Forecast],
     limit: Option<u64>,
 ) -> (StepMemory, Option<MemoryShortage>) {
-    let memory = memory_of(&forecast.step);
+    let memory = memory_of(&largest_stage(stages));
     // All ranks are threads of this process and share its memory.
-    let needed = (memory.device + memory.host).saturating_mul(plan.mesh.world_size() as u64);
+    let of_ranks = stages.iter().map(|stage| stage.step.device.total + stage.step.host.total);
+    let needed = of_ranks.sum::<u64>().saturating_mul(plan.mesh.data_parallel_size() as u64);
     let shortage = limit.filter(|limit| needed > *limit).map(|limit| MemoryShortage {
         reason: format!("the tensors of all ranks need {needed} bytes, and the limit is {limit}"),
         bytes: needed - limit,
     });
     (memory, shortage)
+}
+
+/// Returns the peaks of a rank of the pipeline stage that needs the most device memory.
+pub fn largest_stage(stages: &[Forecast]) -> MemoryPeaks {
+    let peaks = stages.iter().map(|stage| stage.step);
+    peaks.max_by_key(|peaks| peaks.device.total).unwrap_or_default()
 }
 
 /// Returns why a search has no best candidate.

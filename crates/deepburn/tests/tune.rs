@@ -81,6 +81,48 @@ fn finds_a_configuration_that_trains() {
     losses.unwrap();
 }
 
+/// Two layers for vectors of 16 numbers.
+struct Regression;
+
+impl<B: OptimizerOps> Tunable<B> for Regression {
+    type Model = [Linear<Training<B>>; 2];
+
+    fn model(&self, device: &B::Device) -> Result<Self::Model, BoxError> {
+        Ok([(16, 64), (64, 16)].map(|(from, to)| LinearConfig::new(from, to).init(device)))
+    }
+
+    fn loss(
+        &self,
+        [up, down]: &Self::Model,
+        samples: usize,
+        device: &B::Device,
+    ) -> Result<Tensor<Training<B>, 1>, BoxError> {
+        let x = Tensor::<_, 2>::ones([samples, 16], device);
+        Ok(down.forward(relu(up.forward(x))).powf_scalar(2.0).mean())
+    }
+}
+
+#[test]
+fn pipelines_are_tried_if_asked() {
+    let options = TuneOptions { pipeline_stages: vec![2, 3], ranks: vec![2, 3], ..options() };
+    let tuned = tune::<Flex, _>(&Regression, CONFIG, &[FlexDevice], &options).unwrap();
+    assert_eq!(tuned.config["pipeline"]["stages"], 2);
+    assert_eq!(tuned.plan.mesh.pipeline_stages, 2);
+    for trial in tuned.search.trials() {
+        assert_eq!(trial.candidate.batch_size(), 12);
+        // The model has two blocks.
+        let is_invalid = matches!(trial.assessment, Assessment::Invalid { .. });
+        assert_eq!(is_invalid, trial.candidate.pipeline_stages == 3, "{trial:?}");
+        let Some(measured) = trial.measurement() else { continue };
+        let ratio = trial.memory().unwrap().device as f64 / measured.memory.device as f64;
+        assert!((ratio - 1.0).abs() < 0.05, "{}: {ratio}", trial.candidate.name());
+    }
+    // Running statistics are refused by name.
+    let tuned = tune::<Flex, _>(&ImageClassifier, CONFIG, &[FlexDevice], &options);
+    let error = tuned.unwrap_err().to_string();
+    assert!(error.contains("running statistic"), "{error}");
+}
+
 #[test]
 fn what_does_not_fit_is_not_measured() {
     let all = tune::<Flex, _>(&ImageClassifier, CONFIG, &[FlexDevice], &options()).unwrap();

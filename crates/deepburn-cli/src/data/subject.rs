@@ -97,9 +97,12 @@ impl Subject {
         devices: &[B::Device],
         steps: MeasuredSteps,
     ) -> Result<Measurement, String> {
+        let shape = BatchShape { sequences: plan.batch.micro_batch_size as u64, length };
+        let layout = plan.pipeline.is_some().then(|| self.pipeline_layout(plan, shape)).transpose();
+        let layout = layout.map_err(|error| error.to_string())?;
         with_recipe!(self, recipe => {
             let model = RecipeModel { recipe, length };
-            measure_steps::<B, _>(&model, plan, &Ranks::threads(), devices, steps)
+            measure_steps::<B, _>(&model, plan, layout.as_ref(), &Ranks::threads(), devices, steps)
         })
     }
 }

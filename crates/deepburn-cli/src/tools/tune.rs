@@ -9,7 +9,9 @@
 //! ```
 //!
 //! The precision, the optimizer and the batch size determine what is trained, so they are not
-//! tuned. Stages, offload, recomputation and micro-batches change only how it is computed.
+//! tuned. Stages, offload, recomputation, micro-batches and pipeline stages change only how it is
+//! computed. Numbers of pipeline stages are tried only if the command line has them, because each
+//! of them multiplies the candidates.
 
 mod job;
 mod remedy;
@@ -44,6 +46,9 @@ pub(crate) struct TuneArguments {
     /// Numbers of rank threads to try, such as 1,2,4 [default: the job's].
     #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) ranks: Vec<u16>,
+    /// Numbers of pipeline stages to try, such as 1,2 [default: the job's].
+    #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = clap::value_parser!(u8).range(1..=63))]
+    pub(crate) pipeline_stages: Vec<u8>,
     /// ZeRO stages to try [default: all].
     #[arg(long, value_name = "N,..", value_delimiter = ',', value_parser = clap::value_parser!(u8).range(0..=3))]
     pub(crate) stages: Vec<u8>,

@@ -81,8 +81,8 @@ fn stages_are_described_and_too_many_are_refused() {
     let counted = ["--config", "job.json", "--set", "deepspeed.flops_profiler.enabled=true"];
     fs::write(folder.path().join("job.json"), job(2).to_string()).unwrap();
     finetune(folder.path(), &counted).failed(2, &["flops_profiler", "first stage"]);
-    deepburn(folder.path(), &["tune", "--config", "job.json"])
-        .failed(2, &["pipeline stages", "one stage"]);
+    deepburn(folder.path(), &[&["tune"][..], &counted].concat())
+        .failed(2, &["flops_profiler", "one stage"]);
     let ending = run(2).succeeded();
     assert!(ending.stderr.contains("pipeline stage 1: ") && ending.stderr.contains(" to wte, "));
 }

@@ -95,6 +95,69 @@ fn adapters_and_several_numbers_of_ranks_are_tuned() {
     assert_eq!(measured.count(), 2);
 }
 
+/// Returns the candidates of a search.
+fn trials(folder: &Path) -> Vec<Value> {
+    let summary = read(folder, "autotuning_results/summary.json");
+    serde_json::from_str::<Value>(&summary).unwrap().as_array().unwrap().clone()
+}
+
+/// Runs the command of the best configuration, and returns its end.
+fn train_best(folder: &Path) -> Ending {
+    let command = read(folder, "autotuning_results/cmd_optimal.txt");
+    let words: Vec<_> = command.split_whitespace().skip(1).collect();
+    finetune(folder, &words).succeeded()
+}
+
+#[test]
+fn pipelines_are_tuned_and_train() {
+    let folder = folder(&json!({"train_batch_size": 8, "optimizer": {"type": "AdamW"}}));
+    let arguments =
+        ["--pipeline-stages", "1,2", "--stages", "1", "--recompute", "off", "--exhaustive"];
+    let ending = tune(folder.path(), &arguments).succeeded();
+    assert!(ending.stdout.contains("ranks  pipe stage"), "{}", ending.stdout);
+    let measured = |stages: usize| {
+        let trials = trials(folder.path()).into_iter();
+        let of_stages = trials
+            .filter(|it| it["pipeline_stages"] == stages && it["measured_seconds"].is_number());
+        of_stages.collect::<Vec<_>>()
+    };
+    // Two stages share 8 samples of one data-parallel rank, and two ranks have 4 samples each.
+    assert_eq!([measured(1).len(), measured(2).len()], [3, 4], "{}", ending.stdout);
+    for trial in measured(2) {
+        let [micro, steps] = ["micro_batch_size", "gradient_accumulation_steps"]
+            .map(|key| trial[key].as_u64().unwrap());
+        assert_eq!(micro * steps, 8, "{trial}");
+        let name = trial["name"].as_str().unwrap();
+        assert_eq!(name, format!("z1_gas{steps}_tmbspg{micro}_pp2_ranks2"));
+        let [forecast, peak] =
+            ["predicted_memory", "measured_memory"].map(|it| trial[it]["device"].as_f64().unwrap());
+        assert!((forecast / peak - 1.0).abs() < 0.05, "{trial}");
+    }
+    let only_pipelines = ["--pipeline-stages", "2", "--trials", "1"];
+    tune(folder.path(), &only_pipelines).succeeded();
+    let best = read(folder.path(), "autotuning_results/ds_config_optimal.json");
+    let best: Value = serde_json::from_str(&best).unwrap();
+    assert_eq!(best["pipeline"]["stages"], 2, "{best}");
+    assert!(train_best(folder.path()).stderr.contains("pipeline stage 1:"));
+}
+
+#[test]
+fn a_job_with_pipeline_stages_is_tuned() {
+    let folder = folder(&json!({"train_batch_size": 8, "pipeline": {"partition": "parameters"}}));
+    let of_job =
+        ["--set", "training.pipeline_stages=2", "--set", "training.pipeline_schedule=gpipe"];
+    tune(folder.path(), &[&of_job[..], &["--trials", "1"]].concat()).succeeded();
+    assert!(trials(folder.path()).iter().all(|trial| trial["pipeline_stages"] == 2));
+    let best = read(folder.path(), "autotuning_results/ds_config_optimal.json");
+    let best: Value = serde_json::from_str(&best).unwrap();
+    assert_eq!(best["pipeline"], json!({"partition": "parameters", "stages": 2}));
+    assert!(train_best(folder.path()).stderr.contains("pipeline stage 1:"));
+    // The job's own number does not contradict another one.
+    let one = ["--pipeline-stages", "1", "--trials", "1", "--set", "training.output_dir=one"];
+    tune(folder.path(), &[&of_job[..2], &one[..]].concat()).succeeded();
+    assert!(!train_best(folder.path()).stderr.contains("pipeline stage"));
+}
+
 /// A job without train_batch_size has 2 ranks x 2 micro-batches x 2 samples, whatever numbers of
 /// ranks are tried.
 #[test]
@@ -149,6 +212,20 @@ fn a_job_that_cannot_be_tuned_is_refused() {
     );
     refused(json!({"train_batch_size": 8}), &["--nvme", "missing"], &["--nvme", "missing"]);
     refused(json!({"train_batch_size": 8}), &["--ranks", "3"], &["3"]);
+    let pipeline = |stages| ["--pipeline-stages", stages];
+    refused(json!({"train_batch_size": 8}), &pipeline("3"), &["pipeline stages: 3", "2 ranks"]);
+    refused(json!({"train_batch_size": 8}), &pipeline("0"), &["--pipeline-stages"]);
+    let more = [&pipeline("9")[..], &["--ranks", "9"]].concat();
+    refused(
+        json!({"train_batch_size": 9}),
+        &more,
+        &["9 pipeline stages for a model of", "use at most"],
+    );
+    let one_bit =
+        json!({"train_batch_size": 8, "optimizer": {"type": "OneBitAdam", "params": {"lr": 1e-3}}});
+    refused(one_bit, &pipeline("2"), &["OneBitAdam is not supported with pipeline stages"]);
+    let profile = json!({"train_batch_size": 8, "flops_profiler": {"enabled": true}});
+    refused(profile, &pipeline("1,2"), &["flops_profiler.enabled", "one stage"]);
     let schedule =
         ["--set", r#"training.batch_size_schedule={"from_step": [2], "train_batch_size": [16]}"#];
     refused(

@@ -3,12 +3,13 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
+use burn::tensor::Tensor;
 use deepburn_config::Plan;
 use deepburn_forecast::MemoryPeaks;
-use deepburn_learner::{BoxError, Engine, initialize};
+use deepburn_learner::{BoxError, Cause, Engine, MicroBatches, initialize, initialize_pipeline};
 use deepburn_ops::OptimizerOps;
 use deepburn_tune::{Measurement, StepMemory};
-use deepburn_zero::Group;
+use deepburn_zero::{Group, PipelineLayout, Training};
 
 use super::Tunable;
 use crate::{COLLECTIVE_TIMEOUT, Ranks};
@@ -24,14 +25,18 @@ pub struct MeasuredSteps {
 
 /// Measures the steps of `plan` on its number of ranks, with the real engine.
 ///
+/// `layout` has the pipeline stages of the model
+/// ([`pipeline_layout`](deepburn_forecast::pipeline_layout)); `None` for a plan without a pipeline.
 /// `devices` has a device for each rank of this process, in rank order; if there are fewer, ranks
-/// share them. The memory is rank 0's after the warm-up, and the resident set this process's.
+/// share them. The memory is, after the warm-up, of rank 0, or of the first rank of the stage that
+/// has the most on its device, and the resident set this process's.
 ///
 /// # Errors
 /// Returns the failure of a rank, or an error without devices.
 pub fn measure_steps<B: OptimizerOps, T: Tunable<B>>(
     model: &T,
     plan: &Plan,
+    layout: Option<&PipelineLayout>,
     ranks: &Ranks,
     devices: &[B::Device],
     steps: MeasuredSteps,
@@ -43,7 +48,10 @@ pub fn measure_steps<B: OptimizerOps, T: Tunable<B>>(
     let results = ranks.run(plan.mesh.world_size(), COLLECTIVE_TIMEOUT, |group: Group<B>| {
         let device = devices[group.rank() % devices.len()].clone();
         let module = model.model(&device)?;
-        let mut engine = initialize(module, plan, group)?;
+        let mut engine = match layout {
+            Some(layout) => initialize_pipeline(module, plan, layout.clone(), group)?,
+            None => initialize(module, plan, group)?,
+        };
         let mut seconds = Vec::with_capacity(steps.measured);
         for step in 0..steps.warmup + steps.measured {
             // The first step records the order of reads; later ones have other peaks.
@@ -60,8 +68,10 @@ pub fn measure_steps<B: OptimizerOps, T: Tunable<B>>(
     // A step ends when its slowest rank has ended it.
     let slowest = |step: usize| results.iter().map(|(seconds, _)| seconds[step]).max();
     let seconds = (0..steps.measured).filter_map(slowest).map(|it: Duration| it.as_secs_f64());
-    // The forecast that is compared with these peaks is also of rank 0.
-    let peaks = results.first().map(|(_, peaks)| *peaks).unwrap_or_default();
+    // The forecasts that are compared with these peaks are also of the first rank of each stage.
+    let first_ranks = results.iter().step_by(plan.mesh.data_parallel_size().max(1));
+    let peaks = first_ranks.map(|(_, peaks)| *peaks).max_by_key(|peaks| peaks.device.total);
+    let peaks = peaks.unwrap_or_default();
     let memory = StepMemory { resident: resident_peak(), ..memory_of(&peaks) };
     Ok(Measurement { seconds: seconds.collect(), memory })
 }
@@ -74,13 +84,36 @@ fn train_step<B: OptimizerOps, T: Tunable<B>>(
     device: &B::Device,
 ) -> Result<(), BoxError> {
     let samples = plan.batch.micro_batch_size;
-    for _ in 0..plan.batch.gradient_accumulation_steps {
-        let loss = engine.forward(|module| model.loss(module, samples, device))??;
-        engine.backward(loss)?;
-        engine.step()?;
+    let count = plan.batch.gradient_accumulation_steps;
+    if engine.is_pipeline() {
+        engine.train_batch(&mut MadeUp { model, samples, device, count })?;
+    } else {
+        for _ in 0..count {
+            let loss = engine.forward(|module| model.loss(module, samples, device))??;
+            engine.backward(loss)?;
+            engine.step()?;
+        }
     }
     B::sync(device).map_err(|error| format!("the device failed: {error:?}"))?;
     Ok(())
+}
+
+/// The made-up micro-batches of a step of a pipeline.
+struct MadeUp<'a, B: OptimizerOps, T> {
+    model: &'a T,
+    samples: usize,
+    device: &'a B::Device,
+    count: usize,
+}
+
+impl<B: OptimizerOps, T: Tunable<B>> MicroBatches<B, T::Model> for MadeUp<'_, B, T> {
+    fn loss(&mut self, module: &T::Model, _index: usize) -> Result<Tensor<Training<B>, 1>, Cause> {
+        self.model.loss(module, self.samples, self.device).map_err(Cause::Outside)
+    }
+
+    fn weight(&self, _index: usize) -> f64 {
+        1.0 / self.count as f64
+    }
 }
 
 /// Returns the peaks of a rank on each tier.

@@ -7,8 +7,9 @@ use deepburn_tune::{Buffers, SearchSpace, StatePlacement};
 
 use super::TuneError;
 
-/// Returns the search space of a configuration whose plan is `plan`: all stages and policies,
+/// Returns the search space of a configuration whose plan is `plan`: all ZeRO stages and policies,
 /// offload to host memory if the device is not the host, and offload to NVMe if there is a folder.
+/// The number of pipeline stages is the plan's.
 ///
 /// An optimizer that exchanges its momentum needs all states on every rank, so it has neither other
 /// stages nor offload.
@@ -37,6 +38,7 @@ pub fn search_space(
     SearchSpace {
         ranks,
         batch_sizes,
+        pipeline_stages: vec![plan.mesh.pipeline_stages],
         states: states.collect(),
         recompute,
         buffers: vec![Buffers::AsConfigured, Buffers::Small],
@@ -116,15 +118,31 @@ fn nothing_left(space: &SearchSpace, autotuning: &AutotuningPlan, batch_size: us
              max_train_batch_size, {given}; widen them"
         );
     }
-    let divides = |ranks: &usize| space.batch_sizes.iter().any(|size| size.is_multiple_of(*ranks));
-    if !space.ranks.iter().any(divides) {
-        let list = |numbers: &[usize]| -> String {
-            numbers.iter().map(ToString::to_string).collect::<Vec<_>>().join(" or ")
-        };
+    let list = |numbers: &[usize]| -> String {
+        numbers.iter().map(ToString::to_string).collect::<Vec<_>>().join(" or ")
+    };
+    // The ranks that share the samples of a step, for each number of pipeline stages.
+    let pairs = space
+        .ranks
+        .iter()
+        .flat_map(|ranks| space.pipeline_stages.iter().map(move |it| (*ranks, *it)));
+    let sharing: Vec<_> = pairs
+        .filter(|(ranks, stages)| *stages > 0 && ranks.is_multiple_of(*stages))
+        .map(|(ranks, stages)| ranks / stages)
+        .collect();
+    if sharing.is_empty() {
         return format!(
-            "train_batch_size: {} is not a multiple of {} ranks; give another number",
-            list(&space.batch_sizes),
+            "pipeline stages: {} do not divide {} ranks; give another number",
+            list(&space.pipeline_stages),
             list(&space.ranks)
+        );
+    }
+    let divides = |ranks: &usize| space.batch_sizes.iter().any(|size| size.is_multiple_of(*ranks));
+    if !sharing.iter().any(divides) {
+        return format!(
+            "train_batch_size: {} is not a multiple of {} data-parallel ranks; give another number",
+            list(&space.batch_sizes),
+            list(&sharing)
         );
     }
     format!(

@@ -6,7 +6,7 @@
 use std::path::PathBuf;
 
 use deepburn_config::{Plan, RawConfig, RunContext, resolve};
-use deepburn_forecast::cost::{Network, RankSpeed};
+use deepburn_forecast::cost::{Network, RankSpeed, SharedCores};
 use deepburn_forecast::{Forecast, ForecastError};
 use deepburn_learner::Interrupt;
 use deepburn_tune::{
@@ -15,18 +15,21 @@ use deepburn_tune::{
 };
 use serde_json::Value;
 
-/// The largest number of micro-batches of a measured step. Those between the first and the last are
-/// alike, so a step with more of them is measured with this many, and its time is extrapolated.
+/// The largest number of micro-batches of a measured step, for each pipeline stage. Those between
+/// the first and the last are alike, so a step with more of them is measured with this many, and
+/// its time is extrapolated.
 const MICRO_BATCHES: usize = 4;
 
 /// The speed of a rank and of its exchanges, if there are this many ranks.
 pub type SpeedOf<'a> = Box<dyn Fn(usize) -> (RankSpeed, Network) + 'a>;
 
-/// Forecasts training with a plan.
-pub type ForecastOf<'a> = Box<dyn Fn(&Plan) -> Result<Forecast, ForecastError> + 'a>;
+/// Forecasts training with a plan, on a rank of each pipeline stage. Without a pipeline there is
+/// one stage.
+pub type ForecastOf<'a> = Box<dyn Fn(&Plan) -> Result<Vec<Forecast>, ForecastError> + 'a>;
 
-/// Returns the memory of a plan with this forecast, and what it lacks if it does not fit.
-pub type FitOf<'a> = Box<dyn Fn(&Plan, &Forecast) -> (StepMemory, Option<MemoryShortage>) + 'a>;
+/// Returns the memory of a plan with these forecasts of its pipeline stages, and what it lacks if
+/// it does not fit.
+pub type FitOf<'a> = Box<dyn Fn(&Plan, &[Forecast]) -> (StepMemory, Option<MemoryShortage>) + 'a>;
 
 /// What a candidate lacks.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,6 +50,9 @@ pub struct Tuner<'a> {
     pub nvme: Option<PathBuf>,
     /// The speed of the machine.
     pub speed: SpeedOf<'a>,
+    /// The cores that all ranks share, with which those that wait for other pipeline stages help
+    /// the others; `None` if each rank has a device of its own.
+    pub cores: Option<SharedCores>,
     /// Dry runs.
     pub forecast: ForecastOf<'a>,
     /// Memory limits.
@@ -105,19 +111,22 @@ impl Tuner<'_> {
     /// Forecasts a candidate.
     fn assess(&self, candidate: &CandidateConfig) -> Assessment {
         let forecast = self.plan(candidate).and_then(|plan| {
-            let forecast = (self.forecast)(&plan).map_err(|error| error.to_string())?;
-            Ok((plan, forecast))
+            let stages = (self.forecast)(&plan).map_err(|error| error.to_string())?;
+            Ok((plan, stages))
         });
-        let (plan, forecast) = match forecast {
+        let (plan, stages) = match forecast {
             Ok(forecast) => forecast,
             Err(reason) => return Assessment::Invalid { reason },
         };
-        let (memory, shortage) = (self.fit)(&plan, &forecast);
+        let (memory, shortage) = (self.fit)(&plan, &stages);
         if let Some(MemoryShortage { reason, bytes }) = shortage {
             return Assessment::TooLarge { memory, reason, shortfall: bytes };
         }
-        match self.prediction(candidate.ranks, &forecast) {
-            Ok(prediction) => Assessment::Fits { memory, prediction, operations: forecast.flops() },
+        // The stages of a pipeline have different shares of the operations of a step.
+        let operations =
+            stages.iter().map(Forecast::flops).sum::<u64>() / stages.len().max(1) as u64;
+        match self.prediction(candidate.ranks, &stages) {
+            Ok(prediction) => Assessment::Fits { memory, prediction, operations },
             Err(reason) => Assessment::Invalid { reason },
         }
     }
@@ -126,14 +135,18 @@ impl Tuner<'_> {
     ///
     /// # Errors
     /// Returns an error if the speed of an offload is not known.
-    fn prediction(&self, ranks: usize, forecast: &Forecast) -> Result<PredictedStep, String> {
+    fn prediction(&self, ranks: usize, stages: &[Forecast]) -> Result<PredictedStep, String> {
         let (speed, network) = (self.speed)(ranks);
-        let cost = forecast.cost(speed, &network).map_err(|error| error.to_string())?;
+        let cost = Forecast::pipeline_cost(stages, speed, &network, self.cores);
+        let cost = cost.map_err(|error| error.to_string())?;
+        // The stage that is idle for the shortest time determines the time of the step.
+        let stage = cost.busiest().copied().unwrap_or_default();
         Ok(PredictedStep {
-            compute: cost.compute,
+            // What it waits for is mostly the computation of other stages.
+            compute: stage.compute + stage.idle,
             // Hidden communication takes no time of its own, because the rank computes meanwhile.
-            exchange: (cost.communication - cost.hidden).max(0.0),
-            offload: cost.offload,
+            exchange: (stage.communication - stage.hidden).max(0.0),
+            offload: stage.offload,
         })
     }
 
@@ -174,15 +187,16 @@ impl Tuner<'_> {
         measure: &mut impl FnMut(&Plan) -> Result<Measurement, String>,
     ) -> Result<Measurement, String> {
         let plan = self.plan(candidate)?;
-        let micro_batches = plan.batch.gradient_accumulation_steps;
-        if micro_batches <= MICRO_BATCHES {
+        // A pipeline with few micro-batches would mostly be idle.
+        let enough = MICRO_BATCHES * plan.mesh.pipeline_stages;
+        if plan.batch.gradient_accumulation_steps <= enough {
             return measure(&plan);
         }
         let seconds = |plan: &Plan| {
-            let forecast = (self.forecast)(plan).map_err(|error| error.to_string())?;
-            Ok::<_, String>(self.prediction(candidate.ranks, &forecast)?.seconds())
+            let stages = (self.forecast)(plan).map_err(|error| error.to_string())?;
+            Ok::<_, String>(self.prediction(candidate.ranks, &stages)?.seconds())
         };
-        let batch = plan.batch.resized(MICRO_BATCHES);
+        let batch = plan.batch.resized(enough);
         let short = Plan { batch, ..plan.clone() };
         // The optimizer step takes the same time in both, so the number of micro-batches alone
         // would give too large a factor.

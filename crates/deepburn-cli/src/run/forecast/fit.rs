@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use deepburn::Forecast;
-use deepburn::tune::{MemoryShortage, StepMemory, memory_of};
+use deepburn::tune::{MemoryShortage, StepMemory, largest_stage, memory_of};
 use deepburn::zero::check_folder;
 use deepburn_config::{Plan, counted};
 use deepburn_models::BatchShape;
@@ -44,25 +44,27 @@ impl HostLimits {
         Self { memory: limits, device, disk, nvme: nvme.map(Path::to_owned) }
     }
 
-    /// Returns the memory of a run of `preparation` with this plan, which has no pipeline, on rank
-    /// threads, and what is missing if it does not fit. `length` is the number of tokens of a
-    /// sequence, and `forecast` the plan's forecast.
+    /// Returns the memory of a run of `preparation` with this plan on rank threads, and what is
+    /// missing if it does not fit. `length` is the number of tokens of a sequence, and `stages` are
+    /// the plan's forecasts of its pipeline stages.
+    ///
+    /// The memory of a rank is of the stage that needs the most of it. Host memory has all ranks.
     pub(crate) fn fit(
         &self,
         preparation: &Preparation,
         plan: &Plan,
         length: u64,
-        forecast: &Forecast,
+        stages: &[Forecast],
     ) -> (StepMemory, Option<MemoryShortage>) {
         let count = plan.mesh.world_size() as u64;
         let backend = preparation.job.training.placement.backend;
         // The tuner measures on rank threads of its own process.
         let local = LocalRanks { first: 0, count, are_threads: true, backend };
-        let stages = std::slice::from_ref(forecast);
         let host = HostForecast::new(&preparation.sizes, stages, plan, local);
         let batch = BatchShape { sequences: plan.batch.micro_batch_size as u64, length };
         let resident = Resident::new(&host, preparation, batch);
-        let memory = StepMemory { resident: Some(resident.total()), ..memory_of(&forecast.step) };
+        let memory =
+            StepMemory { resident: Some(resident.total()), ..memory_of(&largest_stage(stages)) };
         let shortages = [self.host(&host, &resident), self.of_device(&host), self.of_disk(&host)];
         (memory, shortages.into_iter().flatten().max_by_key(|shortage| shortage.bytes))
     }

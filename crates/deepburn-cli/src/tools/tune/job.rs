@@ -11,7 +11,9 @@ use deepburn::tune::{
     search_space, split,
 };
 use deepburn::zero::{check_folder, disk_bandwidth};
-use deepburn::{MeasuredSizes, dtype_of, machine_speed, shared_by_threads, thread_latency};
+use deepburn::{
+    MeasuredSizes, dtype_of, machine_speed, shared_by_threads, shared_cores, thread_latency,
+};
 use deepburn_config::{AutotuningPlan, Job, JobRequest, Plan};
 use deepburn_launch::quoted;
 use serde_json::Value;
@@ -35,6 +37,8 @@ pub(crate) struct TunedJob {
     pub(crate) length: u64,
     /// Numbers of ranks to try.
     pub(crate) ranks: Vec<usize>,
+    /// Numbers of pipeline stages to try.
+    pub(crate) pipeline_stages: Vec<usize>,
     /// Folder for states on NVMe.
     pub(crate) nvme: Option<PathBuf>,
     /// The memory of this host.
@@ -74,11 +78,11 @@ impl TunedJob {
             refuse_untunable(job, plan)?;
             Ok(Resumed::default())
         })?;
-        if preparation.plan.pipeline.is_some() {
-            return Err(Failure::mistake(
-                "pipeline stages: the tuner does not search them yet; tune the job with one stage",
-            ));
-        }
+        let pipeline_stages = match arguments.pipeline_stages.is_empty() {
+            true => vec![preparation.plan.mesh.pipeline_stages],
+            false => arguments.pipeline_stages.iter().copied().map(usize::from).collect(),
+        };
+        refuse_profile(&preparation.plan, &pipeline_stages)?;
         let config = without_autos(&preparation.record);
         let MemoryArguments { memory, disk, nvme } = &arguments.memory;
         let nvme = nvme.clone().or_else(|| nvme_path(&config));
@@ -97,6 +101,7 @@ impl TunedJob {
             autotuning,
             config,
             ranks,
+            pipeline_stages,
             limits: HostLimits::new(memory, disk, nvme.as_deref(), on_host),
             nvme,
             arguments: arguments.clone(),
@@ -115,6 +120,7 @@ impl TunedJob {
     pub(crate) fn space(&self) -> Result<SearchSpace, Failure> {
         let Preparation { plan, context, .. } = &self.preparation;
         let mut space = search_space(plan, context, self.ranks.clone(), self.nvme.is_some());
+        space.pipeline_stages.clone_from(&self.pipeline_stages);
         let TuneArguments { stages, recompute, .. } = &self.arguments;
         if !stages.is_empty() {
             space.stages.retain(|stage| stages.contains(&stage.number()));
@@ -133,23 +139,25 @@ impl TunedJob {
     /// Returns a user's mistake if the disk cannot be used, or a failure while running if threads
     /// cannot be started.
     pub(crate) fn tuner(&self) -> Result<Tuner<'_>, Failure> {
-        // The job's own setting, which a candidate's policy would contradict.
+        // The job's own settings, which a candidate's settings would contradict.
         let mut context = self.preparation.context.clone();
         context.gradient_checkpointing = None;
+        context.pipeline.stages = None;
+        let on_host = self.preparation.job.training.placement.backend.is_host();
         let speed = self.speed()?;
         Ok(Tuner {
             config: self.config.clone(),
             context,
             nvme: self.nvme.clone(),
             speed: Box::new(speed),
+            cores: on_host.then(shared_cores),
             forecast: Box::new(|plan| {
                 let sequences = plan.batch.micro_batch_size as u64;
                 let shape = deepburn_models::BatchShape { sequences, length: self.length };
-                // The tuner refuses pipelines, so there is one stage.
-                Ok(self.preparation.subject.forecast(plan, shape)?.swap_remove(0))
+                self.preparation.subject.forecast(plan, shape)
             }),
-            fit: Box::new(|plan, forecast| {
-                self.limits.fit(&self.preparation, plan, self.length, forecast)
+            fit: Box::new(|plan, stages| {
+                self.limits.fit(&self.preparation, plan, self.length, stages)
             }),
         })
     }
@@ -234,6 +242,10 @@ impl TunedJob {
         if self.preparation.job.training.deepspeed_defaults.gradient_checkpointing.is_some() {
             options.extend(["--set", "training.gradient_checkpointing=null"].map(str::to_owned));
         }
+        if self.preparation.job.training.placement.pipeline.stages.is_some() {
+            // The file has the number of pipeline stages.
+            options.extend(["--set", "training.pipeline_stages=null"].map(str::to_owned));
+        }
         if let Some(backend) = &self.arguments.backend {
             options.extend(["--backend".to_owned(), backend.clone()]);
         }
@@ -283,6 +295,21 @@ fn refuse_untunable(job: &Job, plan: &Plan) -> Result<(), Failure> {
         ));
     }
     Ok(())
+}
+
+/// Refuses a profile of a pipeline, with which no candidate would train.
+///
+/// # Errors
+/// Returns a user's mistake that names the key.
+fn refuse_profile(plan: &Plan, pipeline_stages: &[usize]) -> Result<(), Failure> {
+    let has_pipeline = pipeline_stages.iter().any(|stages| *stages > 1);
+    match plan.outputs.monitor.flops.is_some() && has_pipeline {
+        true => Err(Failure::mistake(
+            "deepspeed.flops_profiler.enabled: a pipeline stage counts its own operations only; set it to false, or tune \
+             with one stage",
+        )),
+        false => Ok(()),
+    }
 }
 
 /// Returns the DeepSpeed configuration of a record (`job.json`), with a value in place of each

@@ -76,6 +76,6 @@ fn fits(
     let sequences = plan.batch.micro_batch_size as u64;
     let shape = BatchShape { sequences, length };
     let TunedJob { preparation, limits, .. } = job;
-    let fits = |forecast: &_| limits.fit(preparation, &plan, length, forecast).1.is_none();
-    preparation.subject.forecast(&plan, shape).is_ok_and(|stages| stages.iter().all(fits))
+    let stages = preparation.subject.forecast(&plan, shape);
+    stages.is_ok_and(|stages| limits.fit(preparation, &plan, length, &stages).1.is_none())
 }

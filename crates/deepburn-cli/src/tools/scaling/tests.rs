@@ -3,11 +3,14 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use burn::tensor::Tensor;
 use burn_flex::{Flex, FlexDevice};
-use deepburn::BoxError;
 use deepburn::comm::run_ranks;
 use deepburn::config::{Plan, RawConfig, RunContext, resolve};
+use deepburn::ops::{FusedOps, OptimizerOps};
+use deepburn::tune::{MeasuredSteps, Tunable, forecast_of, layout_of, measure_steps};
 use deepburn::zero::{Group, Training};
+use deepburn::{BoxError, Forecast, Ranks};
 use deepburn_models::causal_lm::{CausalBatch, LanguageModel};
 use deepburn_models::decoder::AnyDecoder;
 use deepburn_models::gpt2::{Gpt2, Gpt2Config};
@@ -119,6 +122,85 @@ fn predicted_steps_beside_measured_ones() {
         for (ranks, times) in measured {
             let [measured, predicted] = [times, predicted[&ranks].clone()].map(median);
             println!("{ranks:>4} {measured:.3} {predicted:.3} {:.2}", predicted / measured);
+        }
+    }
+}
+
+/// A language model that is trained on sequences of its own tokens.
+struct Example<'a>(&'a Job);
+
+impl<B: FusedOps + OptimizerOps> Tunable<B> for Example<'_> {
+    type Model = Gpt2<Training<B>>;
+
+    fn model(&self, device: &B::Device) -> Result<Self::Model, BoxError> {
+        Ok(Gpt2::new(&self.0.config, 3, device)?)
+    }
+
+    fn loss(
+        &self,
+        model: &Self::Model,
+        samples: usize,
+        device: &B::Device,
+    ) -> Result<Tensor<Training<B>, 1>, BoxError> {
+        let shape = [samples, self.0.batch.length as usize];
+        let ids: Vec<u32> = (0..shape[0] * shape[1]).map(|it| (it % 61) as u32).collect();
+        let batch = CausalBatch::new(&self.0.config, &ids, None, shape, device)?;
+        Ok(model.loss(&batch).mean())
+    }
+}
+
+/// Prints measured and predicted step times of one and two pipeline stages on two rank threads. Run
+/// it with `cargo test --release --workspace --lib -- --ignored --nocapture predicted_pipelines`.
+#[test]
+#[ignore = "measures time"]
+fn predicted_pipelines_beside_measured_ones() {
+    const RANKS: u64 = 2;
+    let arguments =
+        ScalingArguments { network: Some(NetworkKind::Threads), ..ScalingArguments::default() };
+    println!("stages, micro-batches: measured s, predicted s, predicted over measured, idle");
+    for micro_batches in [2, 4, 8] {
+        for stages in [1, 2] {
+            let mut job = measured_job(0, 8);
+            job.ranks = RANKS as usize;
+            job.section["gradient_accumulation_steps"] = json!(micro_batches);
+            job.section["pipeline"] = json!({ "stages": stages });
+            let (plan, model) = (job.plan(), Example(&job));
+            let [mut measured, mut predicted, mut idle] = [(); 3].map(|()| Vec::new());
+            for _ in 0..3 {
+                let layout = layout_of(&model, &plan).unwrap();
+                let steps = MeasuredSteps { warmup: 2, measured: 3 };
+                let ranks = Ranks::threads();
+                let steps = measure_steps::<Flex, _>(
+                    &model,
+                    &plan,
+                    layout.as_ref(),
+                    &ranks,
+                    &[FlexDevice],
+                    steps,
+                );
+                measured.extend(steps.unwrap().seconds);
+                let workload = RankWorkload {
+                    batch: job.batch,
+                    width: 256,
+                    precision: Precision::Fp32,
+                    micro_batches,
+                };
+                let speed = arguments.speed(&workload, RANKS).unwrap().unwrap();
+                let cost = Forecast::pipeline_cost(
+                    &forecast_of(&model, &plan).unwrap(),
+                    speed.rank_speed(RANKS),
+                    &speed.network,
+                    speed.cores(),
+                );
+                let cost = cost.unwrap();
+                predicted.push(cost.seconds);
+                idle.push(cost.idle_share());
+            }
+            let [measured, predicted, idle] = [measured, predicted, idle].map(median);
+            let ratio = predicted / measured;
+            println!(
+                "{stages:>4} {micro_batches:>4} {measured:.3} {predicted:.3} {ratio:.2} {idle:.3}"
+            );
         }
     }
 }

@@ -11,7 +11,7 @@ use burn::module::AutodiffModule;
 use burn::tensor::{DType, ElementConversion, Tensor};
 use deepburn_ops::OptimizerOps;
 use deepburn_pipeline::Action;
-use deepburn_zero::{Ledger, Pass, Training};
+use deepburn_zero::{Ledger, Pass, Training, WeightGradients};
 use tracing::trace_span;
 
 use crate::engine::{Step, check_elements, check_tracked, guard};
@@ -216,7 +216,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         self.accumulate_as("backward", LossWeights::Given)?;
         let context = self.states.enter(None);
         let result = trace_span!("backward").in_scope(|| -> Result<(), EngineError> {
-            self.states.start_separate_backward(pass)?;
+            self.states.start_separate_backward(pass, WeightGradients::InPass)?;
             guard(|| drop(open.scaled.backward()))?;
             Ok(self.states.end_separate_backward(pass)?)
         });

@@ -14,6 +14,9 @@
 //!  no_sync: ──collect──► local sum of this rank, included in the next reduction
 //! ```
 //!
+//! In a pipeline, gradients may reach the bucket after their backward pass: parts of them come from
+//! another stage (`late.rs`), or the schedule defers their computation (`deferred.rs`).
+//!
 //! [`GradientState`] describes everything that a rank holds for the gradient of one parameter. The
 //! bucket and the reductions in flight are lists of parameter indices, in the order in which all
 //! ranks send them. If ranks use different orders, the collective fails before data is sent,
@@ -43,6 +46,7 @@
 
 mod accumulation;
 mod backward_watch;
+mod deferred;
 mod late;
 mod replicas;
 mod scaling;
@@ -65,10 +69,12 @@ use crate::parameter::Parameter;
 use crate::session;
 
 use backward_watch::BackwardWatch;
+use deferred::DeferredGradients;
 use late::{LateGradients, LatePart};
 use scaling::Scaling;
 use state::{Collected, GradientState};
 
+pub(crate) use deferred::ReportedGradient;
 pub(crate) use scaling::Types;
 pub(crate) use state::{Accumulated, GradientChecker, SumElements, SumHome};
 
@@ -87,8 +93,7 @@ pub(crate) struct GradientReducer<B: Backend> {
     /// The factors before and after the sum over ranks, for the current number of micro-batches.
     scaling: Scaling,
     buckets: Buckets<B>,
-    /// The gradients of which another pipeline stage sends a part.
-    late: LateGradients<B>,
+    postponed: Postponed<B>,
     /// The gradient of each parameter, by index.
     gradients: Vec<GradientState<B>>,
     sums: SumStore,
@@ -111,6 +116,16 @@ struct Buckets<B: Backend> {
     /// The buckets that are being reduced, oldest first. There is at most one with `overlap_comm`,
     /// and none without it.
     in_flight: VecDeque<Flight<B>>,
+}
+
+/// The gradients that enter the bucket after their backward pass. A parameter is only in one of the
+/// lists.
+#[derive(Debug, Default)]
+struct Postponed<B: Backend> {
+    /// The gradients of which another pipeline stage sends a part.
+    late: LateGradients<B>,
+    /// The gradients that are computed later.
+    deferred: DeferredGradients<B>,
 }
 
 /// Where accumulated gradients are kept.
@@ -203,7 +218,7 @@ impl<B: Backend> GradientReducer<B> {
             scaling,
             policy,
             buckets: Buckets { capacity, filling: Vec::new(), in_flight: VecDeque::new() },
-            late: LateGradients::default(),
+            postponed: Postponed::default(),
             gradients: homes.iter().map(|_| GradientState::Awaited).collect(),
             sums: SumStore { homes, writes: WriteBehind::new(WRITES_BEHIND) },
             synchronize: true,
@@ -247,8 +262,7 @@ impl<B: Backend> GradientReducer<B> {
     /// Collects the final gradient of parameter `index`. `take` is called with the path of the
     /// parameter and takes the gradient out of autodiff's container.
     ///
-    /// The gradient is added to the local sum if there is one. The result is added to the bucket,
-    /// or stays local while synchronization is off.
+    /// A gradient that is not computed yet is kept for [`reduce_deferred`](Self::reduce_deferred).
     ///
     /// # Errors
     /// Returns an error if a full bucket cannot be reduced or a parked sum cannot be read or
@@ -256,17 +270,23 @@ impl<B: Backend> GradientReducer<B> {
     pub(crate) fn collect(
         &mut self,
         index: usize,
-        take: impl FnOnce(Arc<str>) -> DeviceArray<B>,
+        take: impl FnOnce(Arc<str>) -> ReportedGradient<B>,
     ) -> Result<(), CommError> {
         self.watch.report();
-        let array = take(self.parameters[index].shared_path());
+        let gradient = take(self.parameters[index].shared_path());
         // Rows may come from other stages or on other ranks only. All ranks add them at the same
         // point.
         if self.parameters[index].is_shared() {
-            let part = LatePart::Here(self.collected(array));
-            self.late.add(index, part);
+            let part = LatePart::Here(self.collected(gradient.into_array()));
+            self.postponed.late.add(index, part);
             return Ok(());
         }
+        self.defer(index, gradient).map_or(Ok(()), |array| self.add_own(index, array))
+    }
+
+    /// Adds a gradient of this rank to the local sum if there is one. The result is added to the
+    /// bucket, or stays local while synchronization is off.
+    fn add_own(&mut self, index: usize, array: DeviceArray<B>) -> Result<(), CommError> {
         // The local gradient of earlier `no_sync` passes is reduced together with this gradient, as
         // if both were one micro-batch.
         let array = match self.gradients[index].take_local() {
@@ -289,20 +309,20 @@ impl<B: Backend> GradientReducer<B> {
         self.watch.report();
         // The message is not awaited here, because the stage that sends it may be some passes
         // behind.
-        self.late.add(index, LatePart::Coming(message));
+        self.postponed.late.add(index, LatePart::Coming(message));
     }
 
     /// Collects the rows of a lookup in table `index`, which are added to the gradient that is
     /// reported for it later in the backward pass.
     pub(crate) fn collect_rows(&mut self, index: usize, rows: DeviceArray<B>) {
         let rows = self.collected(rows);
-        self.late.add_rows(index, LatePart::Here(rows));
+        self.postponed.late.add_rows(index, LatePart::Here(rows));
     }
 
     /// Collects rows as [`collect_rows`](Self::collect_rows) does, which an earlier pipeline stage
     /// computes and sends.
     pub(crate) fn collect_rows_later(&mut self, index: usize, message: Pending<DeviceArray<B>>) {
-        self.late.add_rows(index, LatePart::Coming(message));
+        self.postponed.late.add_rows(index, LatePart::Coming(message));
     }
 
     /// Waits for the late parts of the gradients of all but the last `open` backward passes, and
@@ -313,7 +333,7 @@ impl<B: Backend> GradientReducer<B> {
     /// cannot be read or written.
     pub(crate) fn reduce_late(&mut self, open: usize) -> Result<(), CommError> {
         // Oldest first, so that micro-batches are added in the same order as without a pipeline.
-        for gradient in self.late.take_due(open) {
+        for gradient in self.postponed.late.take_due(open) {
             let index = gradient.index;
             self.enter(index, gradient.wait(self.parameters[index].shape())?)?;
         }
@@ -334,22 +354,24 @@ impl<B: Backend> GradientReducer<B> {
         self.drain()?;
         // Rows are added to a gradient of the same pass. Without this check, they would be added to
         // one of a later pass.
-        if let Some(index) = self.late.end_pass() {
+        if let Some(index) = self.postponed.late.end_pass() {
             let path = self.parameters[index].path();
             let error = format!("rows of the gradient of parameter {path} belong to no gradient");
             return Err(self.groups.world().failed(error));
         }
+        self.postponed.deferred.end_pass();
         self.watch.end();
         self.groups.data().barrier(CollectiveTag::new("end of backward", 0))
     }
 
-    /// Reduces the late gradients and the remaining local ones, so that a step never uses an
+    /// Reduces the postponed gradients and the remaining local ones, so that a step never uses an
     /// incomplete gradient. They are reduced in the order of parameters, which is the same on all
     /// ranks.
     ///
     /// # Errors
     /// Returns an error if a collective fails or a parked sum cannot be read or written.
     pub(crate) fn reduce_rest(&mut self) -> Result<(), CommError> {
+        self.reduce_all_deferred()?;
         // No pass stays open, because the step needs the gradients of all micro-batches.
         self.reduce_late(0)?;
         for index in 0..self.gradients.len() {
@@ -372,7 +394,9 @@ impl<B: Backend> GradientReducer<B> {
     /// Returns true if all gradients so far are in the accumulated sums, so that a checkpoint can
     /// store them.
     pub(crate) fn is_settled(&self) -> bool {
-        self.late.is_empty() && self.gradients.iter().all(GradientState::is_settled)
+        let Postponed { late, deferred } = &self.postponed;
+        let is_postponed = !late.is_empty() || !deferred.is_empty();
+        !is_postponed && self.gradients.iter().all(GradientState::is_settled)
     }
 
     /// Drops all gradients: sums, local gradients, and what a failed backward pass left in the
@@ -383,7 +407,8 @@ impl<B: Backend> GradientReducer<B> {
     pub(crate) fn clear(&mut self) {
         self.buckets.filling.clear();
         self.buckets.in_flight.clear();
-        self.late.clear();
+        self.postponed.late.clear();
+        self.postponed.deferred.clear();
         self.gradients.iter_mut().for_each(|gradient| *gradient = GradientState::Awaited);
         self.watch.abandon();
     }

@@ -34,6 +34,7 @@
 //! | `pipeline` | [`PipelineLayout`], and the place of a rank in a pipeline, [`Stages`] |
 //! | `optimizer` | optimizer states and updates of the owned elements |
 //! | `gradient` | buckets, reduction and accumulation of gradients |
+//! | `deferred` | ops that run after their backward pass, [`DeferredTensor`] |
 //! | `recompute` | activation checkpointing: blocks and tapes |
 //! | `parameter` | [`Parameter`], shards, gathering and prefetching |
 //! | `offload` | arrays in host memory or on NVMe |
@@ -70,6 +71,7 @@
 
 pub mod assignment;
 mod decorator;
+mod deferred;
 mod error;
 mod gradient;
 mod group;
@@ -94,13 +96,14 @@ pub use deepburn_comm::Partition;
 pub use deepburn_nvme::{
     IoStatistics, SwapError, check_folder, measured_bandwidth as disk_bandwidth,
 };
+pub use deferred::DeferredTensor;
 pub use error::ZeroError;
 pub use group::{DeviceArray, Group, RowGradient, ZeroGroup};
 pub use holders::{Holders, MAX_STAGES};
 pub use ledger::{Category, Lease, Ledger, ModuleOperations, ParameterRead, Tier, Usage};
 pub use optimizer::{Rates, moments};
 pub use parameter::{Parameter, ParameterView, RowOrder};
-pub use pipeline::{PipelineLayout, Stages};
+pub use pipeline::{PipelineLayout, Stages, WeightGradients};
 pub use recompute::activation_checkpoint;
 pub use recompute::blocks::pipeline_units;
 pub use recompute::tape::RecordedTensor;

@@ -245,11 +245,28 @@ struct PassProgress {
     current: usize,
     /// The number of messages of the pass so far, between any stages.
     messages: u64,
+    /// When a backward pass computes the gradients of weights.
+    weights: WeightGradients,
+}
+
+/// When a backward pass computes the gradients of weights.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum WeightGradients {
+    /// In the pass.
+    #[default]
+    InPass,
+    /// After the pass, as far as they can wait: the products of linear layers.
+    Deferred,
 }
 
 /// Returns the place of the current model in its pipeline; `None` without a pipeline.
 pub(crate) fn stages<B: Backend>() -> Option<Rc<Stages<B>>> {
     session::stages()?.downcast().ok()
+}
+
+/// Returns true if the pass in progress defers the gradients of weights.
+pub(crate) fn defers_weights<B: Backend>() -> bool {
+    stages::<B>().is_some_and(|it| it.progress.get().weights == WeightGradients::Deferred)
 }
 
 impl<B: Backend> Stages<B> {
@@ -264,6 +281,7 @@ impl<B: Backend> Stages<B> {
             pass: 0,
             current: 0,
             messages: 0,
+            weights: WeightGradients::InPass,
         });
         Self { world, ranks, stage, device, progress, other_passes: Cell::new(0) }
     }
@@ -297,7 +315,18 @@ impl<B: Backend> Stages<B> {
             Phase::Forward => 0,
             Phase::Backward => self.count() - 1,
         };
-        self.progress.set(PassProgress { phase, purpose: MICRO_BATCH, pass, current, messages: 0 });
+        self.set(phase, MICRO_BATCH, pass, current);
+    }
+
+    /// Sets when the pass in progress computes the gradients of weights.
+    pub(crate) fn set_weight_gradients(&self, weights: WeightGradients) {
+        self.progress.set(PassProgress { weights, ..self.progress.get() });
+    }
+
+    /// Starts a pass at the stage `current`.
+    fn set(&self, phase: Phase, purpose: &'static str, pass: u64, current: usize) {
+        let weights = WeightGradients::InPass;
+        self.progress.set(PassProgress { phase, purpose, pass, current, messages: 0, weights });
     }
 
     /// Starts a forward pass other than of a micro-batch: to evaluate or save the model. All stages
@@ -305,8 +334,7 @@ impl<B: Backend> Stages<B> {
     pub(crate) fn enter_other(&self) {
         let pass = self.other_passes.get() + 1;
         self.other_passes.set(pass);
-        let phase = Phase::Forward;
-        self.progress.set(PassProgress { phase, purpose: OTHER, pass, current: 0, messages: 0 });
+        self.set(Phase::Forward, OTHER, pass, 0);
     }
 
     /// Returns the stage that runs an op with these operands, and makes it the current one.

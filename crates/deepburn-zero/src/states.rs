@@ -65,7 +65,7 @@ use crate::module::{Module, ParamId};
 use crate::offload::{ActivationStore, Parking, Store};
 use crate::optimizer::Optimizer;
 use crate::parameter::{Gatherer, Parameter, Phase, ShardSpec};
-use crate::pipeline::{PipelineLayout, Stages};
+use crate::pipeline::{PipelineLayout, Stages, WeightGradients};
 use crate::recompute::BlockRecorder;
 use crate::session::{self, Binding, ContextGuard, Pass};
 use crate::sharding::{BufferTable, Marker, PlainTensor};
@@ -268,17 +268,23 @@ impl<B: OptimizerOps> ModelStates<B> {
     }
 
     /// Starts the backward pass of micro-batch `pass` in a pipeline, after all later stages have
-    /// ended it and all ranks of this stage are here.
+    /// ended it and all ranks of this stage are here. If it defers the gradients of weights,
+    /// [`reduce_deferred`](Self::reduce_deferred) computes them.
     ///
     /// # Errors
     /// Returns an error if another rank fails or does not arrive in time.
-    pub fn start_separate_backward(&self, pass: u64) -> Result<(), ZeroError> {
+    pub fn start_separate_backward(
+        &self,
+        pass: u64,
+        weights: WeightGradients,
+    ) -> Result<(), ZeroError> {
         if let Some(stages) = &self.stages {
             stages.await_later(pass)?;
             // No rank of the stage waits for another one while it holds the lock of its graph,
             // unless both are in backward.
             self.groups.data().barrier(CollectiveTag::new("start of backward", pass))?;
             stages.enter(Phase::Backward, pass);
+            stages.set_weight_gradients(weights);
         }
         self.binding.with_counter(OperationCounter::start_backward);
         self.gatherer.start_separate_backward()?;
@@ -301,6 +307,20 @@ impl<B: OptimizerOps> ModelStates<B> {
             // waits for this one.
             self.reducer.borrow_mut().reduce_late(stages.stage())?;
         }
+        Ok(())
+    }
+
+    /// Computes and reduces the gradients that the oldest backward pass of a pipeline has deferred.
+    /// All ranks of a stage call it at the same point of their schedule.
+    ///
+    /// # Errors
+    /// Returns an error if another rank fails, or a parked sum cannot be read or written.
+    ///
+    /// # Panics
+    /// Panics with a [`CommError`] if the process group has ended.
+    pub fn reduce_deferred(&self) -> Result<(), ZeroError> {
+        self.reducer.borrow_mut().reduce_deferred()?;
+        self.stores().for_each(Store::release_idle);
         Ok(())
     }
 

@@ -66,6 +66,7 @@ mod product;
 pub(crate) mod quantized;
 mod transaction;
 mod weight;
+mod weight_gradients;
 
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, TensorPrimitive};

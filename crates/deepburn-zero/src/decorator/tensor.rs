@@ -9,6 +9,7 @@
 //!  Parameter    the module's handles, views of them       none; a read gathers
 //!  Recorded     ops of a block that may be recomputed     until the block ends
 //!  SparseRows   the backward pass of an embedding         the looked-up rows
+//!  Deferred     weight gradients of a pipeline stage      the operands of the op
 //!  Reduced      the gradient hook, in autodiff's map      none
 //! ```
 //!
@@ -21,6 +22,8 @@ use std::sync::Arc;
 
 use burn_backend::{Backend, DType, Shape, TensorMetadata};
 
+use crate::deferred::DeferredTensor;
+use crate::gradient::ReportedGradient;
 use crate::group::{DeviceArray, RowGradient};
 use crate::parameter::{Parameter, ParameterView, View, WeightOperand};
 use crate::recompute::tape::{Operand, RecordedTensor};
@@ -44,6 +47,9 @@ pub enum ZeroTensor<B: Backend> {
     /// The sparse gradient of an embedding. It holds only the rows that were looked up. It is
     /// boxed, because every op moves tensors, and unboxed it would double their size.
     SparseRows(Box<RowGradient<B>>),
+    /// The gradient of a weight that a pipeline stage computes later. It holds the operands of its
+    /// op.
+    Deferred(DeferredTensor<B>),
     /// A gradient that was passed on for reduction. It holds no data.
     Reduced(ReducedGradient<B>),
 }
@@ -102,6 +108,7 @@ impl<B: Backend> ZeroTensor<B> {
                 recorded.into_leased().tensor
             }
             Self::SparseRows(rows) => rows.into_dense(),
+            Self::Deferred(deferred) => deferred.into_leased().tensor,
             Self::Reduced(gradient) => panic!(
                 "the gradient of parameter {} was handed over for reduction during backward; \
                  read it through the engine, not through autodiff's container",
@@ -131,17 +138,20 @@ impl<B: Backend> ZeroTensor<B> {
         match self {
             Self::Full(full) => full,
             Self::Recorded(recorded) => recorded.into_leased(),
+            Self::Deferred(deferred) => deferred.into_leased(),
             other => Leased::new(other.into_full()),
         }
     }
 
-    /// Applies a view. A view of a parameter is recorded. A view of data shares its memory, except
-    /// that a cast to another type creates new data. Other variants are first converted to data.
+    /// Applies a view. A view of a parameter or of a deferred gradient is recorded. A view of data
+    /// shares its memory, except that a cast to another type creates new data. Other variants are
+    /// first converted to data.
     pub(crate) fn view(self, view: View) -> Self {
         match self {
             Self::Full(full) => Self::Full(view.share::<B>(full)),
             Self::Parameter(parameter) => Self::Parameter(parameter.viewed(view)),
             Self::Recorded(recorded) => view_recorded(recorded, view),
+            Self::Deferred(deferred) => Self::Deferred(deferred.viewed(view)),
             other => Self::full(view.apply::<B>(other.into_full())),
         }
     }
@@ -172,11 +182,14 @@ impl<B: Backend> ZeroTensor<B> {
 
     /// Takes a final gradient out of an entry of autodiff's container, and replaces it with a
     /// marker that holds no memory. `path` is the parameter's module path.
-    pub(crate) fn take_gradient(&mut self, path: Arc<str>) -> DeviceArray<B> {
+    pub(crate) fn take_gradient(&mut self, path: Arc<str>) -> ReportedGradient<B> {
         // The marker replaces the gradient in autodiff's container, so the bucket holds the only
         // reference. Otherwise all gradients would stay in memory until the end of backward.
         let marker = Self::passed_on(&*self, self.device(), path);
-        std::mem::replace(self, marker).into_array()
+        match std::mem::replace(self, marker) {
+            Self::Deferred(deferred) => ReportedGradient::Deferred(deferred),
+            gradient => ReportedGradient::Array(gradient.into_array()),
+        }
     }
 
     /// Returns the array to reduce or send: sparse rows as they are, otherwise the data.
@@ -210,6 +223,7 @@ impl<B: Backend> ZeroTensor<B> {
             Self::Parameter(view) => view.parameter.device().clone(),
             Self::Recorded(recorded) => recorded.device(),
             Self::SparseRows(rows) => rows.device(),
+            Self::Deferred(deferred) => deferred.device(),
             Self::Reduced(gradient) => gradient.device.clone(),
         }
     }
@@ -222,6 +236,7 @@ impl<B: Backend> TensorMetadata for ZeroTensor<B> {
             Self::Parameter(view) => view.dtype(),
             Self::Recorded(recorded) => recorded.dtype(),
             Self::SparseRows(rows) => rows.dtype(),
+            Self::Deferred(deferred) => deferred.dtype(),
             Self::Reduced(gradient) => gradient.dtype,
         }
     }
@@ -232,6 +247,7 @@ impl<B: Backend> TensorMetadata for ZeroTensor<B> {
             Self::Parameter(view) => view.shape(),
             Self::Recorded(recorded) => recorded.shape(),
             Self::SparseRows(rows) => rows.shape().clone(),
+            Self::Deferred(deferred) => deferred.shape(),
             Self::Reduced(gradient) => gradient.shape.clone(),
         }
     }

@@ -21,6 +21,7 @@ use deepburn_ops::{
 
 use crate::decorator::fused::fused_ops;
 use crate::decorator::ops::product::{cost, count, count_backward, rows_times};
+use crate::decorator::ops::weight_gradients::weight_gradients;
 use crate::decorator::ops::{forward, recorded, weight};
 use crate::decorator::{Sharded, ZeroTensor};
 use crate::recompute::{self, Cost};
@@ -67,13 +68,17 @@ impl<B: MatmulOps + LinearOps> LinearOps for Sharded<B> {
     }
 
     /// Returns the gradients of weight and bias. Neither operand is a parameter, so no gather is
-    /// needed here.
+    /// needed here, and a pipeline stage may defer the op.
     fn linear_gradients(grad: FloatTensor<Self>, x: FloatTensor<Self>) -> LinearGradients<Self> {
         let inputs = x.shape().as_slice().last().copied().unwrap_or(1);
         let outputs = grad.shape().as_slice().last().copied().unwrap_or(1);
         count(&[&grad], || rows_times(&x, inputs * outputs));
-        let LinearGradients { weight, bias } = B::linear_gradients(grad.into_full(), x.into_full());
-        LinearGradients { weight: ZeroTensor::full(weight), bias: ZeroTensor::full(bias) }
+        let shapes = [[inputs, outputs].into(), [outputs].into()];
+        let [weight, bias] = weight_gradients([grad, x], shapes, |[grad, x]| {
+            let LinearGradients { weight, bias } = B::linear_gradients(grad, x);
+            [weight, bias]
+        });
+        LinearGradients { weight, bias }
     }
 }
 

@@ -1,9 +1,10 @@
 //! Layers that Burn's modules call: embeddings, convolutions, pooling, interpolation, attention and
 //! losses.
 //!
-//! Two families are written by hand. The gradient of an embedding stays sparse ([`RowGradient`])
+//! Three families are written by hand. The gradient of an embedding stays sparse ([`RowGradient`])
 //! and needs only the shape of the table, so backward does not gather the table. Convolutions are
-//! counted for model FLOPs ([`operations`](crate::ledger)). Transposed and deformable convolutions
+//! counted for model FLOPs ([`operations`](crate::ledger)). A pipeline stage may defer the weight
+//! gradient of a linear layer. Transposed and deformable convolutions
 //! and Burn's `linear` and `attention` are not counted. They use the products of the inner backend.
 
 use burn_backend::TensorMetadata;
@@ -16,6 +17,7 @@ use burn_backend::tensor::{FloatTensor, IntTensor};
 use deepburn_ops::MatmulOps;
 
 use crate::decorator::ops::product::{convolution, count};
+use crate::decorator::ops::weight_gradients::weight_gradients;
 use crate::decorator::ops::{forward, recorded, weight};
 use crate::decorator::{Sharded, ZeroTensor};
 use crate::group::RowGradient;
@@ -87,7 +89,6 @@ macro_rules! module_ops {
                 -> float;
             #[product] fn linear(x: float, weight: float, bias: (maybe float)) -> float;
             fn linear_x_backward(weight: float, output_grad: float) -> float;
-            fn linear_weight_backward(x: float, output_grad: float) -> float;
             fn linear_bias_backward(output_grad: float) -> float;
             fn conv1d_bias_backward(x: float, bias: float, output_grad: float) -> float;
             fn conv2d_bias_backward(x: float, bias: float, output_grad: float) -> float;
@@ -147,12 +148,13 @@ macro_rules! module_ops {
 }
 pub(crate) use module_ops;
 
-/// The table of layers that [`Sharded`] implements by hand, because their operations are counted or
-/// because their gradient stays sparse.
+/// The table of layers that [`Sharded`] implements by hand, because their operations are counted,
+/// their gradient stays sparse or may be deferred.
 macro_rules! counted_module_ops {
     ($with:ident) => {
         $with! {
             fn embedding(weights: float, indices: int) -> float;
+            fn linear_weight_backward(x: float, output_grad: float) -> float;
             #[product] fn conv1d(
                 x: float, weight: float, bias: (maybe float), options: [ConvOptions<1>],
             ) -> float;
@@ -255,6 +257,19 @@ impl<B: MatmulOps> ModuleOps<Sharded<B>> for Sharded<B> {
             indices.into_inner(),
             output_grad.into_full(),
         ))
+    }
+
+    /// Returns the gradient of the weight of Burn's linear layer, `[inputs, outputs]`.
+    fn linear_weight_backward(
+        x: FloatTensor<Self>,
+        output_grad: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        let width = |tensor: &FloatTensor<Self>| tensor.shape().as_slice().last().copied();
+        let axes = [&x, &output_grad].map(|tensor| width(tensor).unwrap_or(1));
+        let [gradient] = weight_gradients([x, output_grad], [axes.into()], |[x, output_grad]| {
+            [B::linear_weight_backward(x, output_grad)]
+        });
+        gradient
     }
 
     module_ops!(forward);

@@ -34,5 +34,6 @@ pub fn pass_schedule(plan: &Plan) -> PassSchedule {
     match plan.pipeline.as_ref().map(|it| it.schedule).unwrap_or_default() {
         PipelineSchedule::FillDrain => PassSchedule::FillDrain,
         PipelineSchedule::OneForwardOneBackward => PassSchedule::OneForwardOneBackward,
+        PipelineSchedule::ZeroBubbleH1 => PassSchedule::ZeroBubbleH1,
     }
 }

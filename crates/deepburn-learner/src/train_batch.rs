@@ -11,7 +11,7 @@ use burn::module::AutodiffModule;
 use burn::tensor::{DType, ElementConversion, Tensor};
 use deepburn_ops::OptimizerOps;
 use deepburn_pipeline::Action;
-use deepburn_zero::{Ledger, Pass, Training, WeightGradients};
+use deepburn_zero::{Ledger, Pass, Stages, Training, WeightGradients};
 use tracing::trace_span;
 
 use crate::engine::{Step, check_elements, check_tracked, guard};
@@ -40,7 +40,8 @@ pub trait MicroBatches<B: OptimizerOps, M: AutodiffModule<Training<B>>> {
         Ok(())
     }
 
-    /// Called after each forward pass, each backward pass and the update.
+    /// Called after each pass and after the update. Gradients of weights that a schedule defers
+    /// are a pass of their own.
     fn after_phase(&mut self, _ledger: &Ledger) {}
 }
 
@@ -147,13 +148,13 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         Ok((losses, taken))
     }
 
-    /// Runs the forward and backward passes of a schedule, and returns the losses.
+    /// Runs the passes of a schedule, and returns the losses.
     fn run_passes(
         &mut self,
         batches: &mut impl MicroBatches<B, M>,
         actions: Vec<Action>,
     ) -> Result<Vec<f64>, Cause> {
-        // Schedules run forward passes, and backward passes, in the order of micro-batches.
+        // Schedules run the passes of each kind in the order of micro-batches.
         let (mut open, mut values) = (VecDeque::new(), Vec::new());
         for action in actions {
             match action {
@@ -168,6 +169,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
                     };
                     self.run_separate_backward(pass, index)?;
                 }
+                Action::Weights(_) => self.run_deferred()?,
             }
             batches.after_phase(self.ledger());
         }
@@ -216,7 +218,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         self.accumulate_as("backward", LossWeights::Given)?;
         let context = self.states.enter(None);
         let result = trace_span!("backward").in_scope(|| -> Result<(), EngineError> {
-            self.states.start_separate_backward(pass, WeightGradients::InPass)?;
+            self.states.start_separate_backward(pass, self.weight_gradients())?;
             guard(|| drop(open.scaled.backward()))?;
             Ok(self.states.end_separate_backward(pass)?)
         });
@@ -225,6 +227,34 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         // The state is changed directly: `Engine::count_backward` warns of backward passes between
         // which `step` was not called, which is how a pipeline runs.
         self.step_state.count_backward();
+        self.reports.times.backward += started.elapsed();
+        Ok(())
+    }
+
+    /// Returns when the backward passes of this stage compute the gradients of weights.
+    fn weight_gradients(&self) -> WeightGradients {
+        let count = self.batch.gradient_accumulation_steps;
+        let stage = self.states.stages().map_or(0, Stages::stage);
+        match self.settings.pass_schedule.deferred(stage, count) {
+            // The schedule has them right after the backward pass, which frees the operands of each
+            // product when it is computed.
+            0 => WeightGradients::InPass,
+            _ => WeightGradients::Deferred,
+        }
+    }
+
+    /// Computes the gradients of weights that the oldest backward pass has deferred.
+    fn run_deferred(&mut self) -> Result<(), Cause> {
+        if self.weight_gradients() == WeightGradients::InPass {
+            return Ok(());
+        }
+        let started = Instant::now();
+        let context = self.states.enter(None);
+        let result = trace_span!("weight gradients").in_scope(|| -> Result<(), EngineError> {
+            Ok(guard(|| self.states.reduce_deferred())??)
+        });
+        drop(context);
+        self.note(result)?;
         self.reports.times.backward += started.elapsed();
         Ok(())
     }

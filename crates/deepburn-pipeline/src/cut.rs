@@ -27,7 +27,7 @@ pub struct StageBlocks {
     pub blocks: Range<usize>,
     /// Operations of the forward and backward pass of a micro-batch.
     pub operations: u128,
-    /// Bytes of the states, and of as many sets of activations as are in flight.
+    /// Bytes of the states, and of as many sets of activations as are in flight or deferred.
     pub bytes: u128,
 }
 
@@ -165,7 +165,11 @@ impl StageCosts {
     fn stage(&self, stage: usize, blocks: Range<usize>) -> StageBlocks {
         let of = |sums: &[u128]| sums[blocks.end] - sums[blocks.start];
         let PipelineStep { schedule, micro_batches, .. } = self.step;
-        let sets = schedule.in_flight(stage, self.stages, micro_batches) as u128;
+        // The operands of deferred products, inputs and gradients of linear layers, take about as
+        // much as all activations of a micro-batch.
+        let sets = schedule.in_flight(stage, self.stages, micro_batches)
+            + schedule.deferred(stage, micro_batches);
+        let sets = sets as u128;
         let activations = of(&self.activation_bytes).saturating_mul(sets);
         let bytes = of(&self.state_bytes).saturating_add(activations);
         StageBlocks { operations: of(&self.operations), bytes, blocks }
@@ -343,6 +347,9 @@ mod tests {
         };
         assert_eq!(of(PassSchedule::OneForwardOneBackward, 40), Ok(vec![0..2, 2..4]));
         assert_eq!(of(PassSchedule::OneForwardOneBackward, 39), Ok(vec![0..1, 1..4]));
+        // The last stage holds the operands of one micro-batch.
+        assert_eq!(of(PassSchedule::ZeroBubbleH1, 40), Ok(vec![0..2, 2..4]));
+        assert!(of(PassSchedule::ZeroBubbleH1, 39).unwrap_err().contains("1 too many"));
         assert!(of(PassSchedule::FillDrain, 79).unwrap_err().contains("1 too many"));
     }
 
@@ -367,10 +374,13 @@ mod tests {
             stages in 1usize..5,
             micro_batches in 1usize..6,
             limit in proptest::option::of(0u64..60),
-            gpipe in any::<bool>(),
+            schedule in prop::sample::select(vec![
+                PassSchedule::FillDrain,
+                PassSchedule::OneForwardOneBackward,
+                PassSchedule::ZeroBubbleH1,
+            ]),
         ) {
             prop_assume!(stages <= costs.len());
-            let schedule = if gpipe { PassSchedule::FillDrain } else { PassSchedule::OneForwardOneBackward };
             let step = step(schedule, micro_batches, limit);
             let blocks: Vec<_> = costs.iter().map(|&(o, s, a)| block("x", o, s, a)).collect();
             let candidates = StageCosts::new(&blocks, stages, step);

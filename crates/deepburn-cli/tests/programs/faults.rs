@@ -485,7 +485,12 @@ fn kill_in_pipelines(count: usize) -> Vec<Duration> {
             .with("training.pipeline_schedule", schedule)
             .with("deepspeed.gradient_accumulation_steps", 4)
     };
-    let jobs = [pipeline(2, 3, "1f1b"), pipeline(4, 0, "1f1b"), pipeline(2, 1, "gpipe")];
+    let jobs = [
+        pipeline(2, 3, "1f1b"),
+        pipeline(4, 0, "1f1b"),
+        pipeline(2, 1, "gpipe"),
+        pipeline(4, 2, "zb-h1"),
+    ];
     let mut draw = random_numbers(7);
     let mut times: Vec<_> = (0..count)
         .map(|index| {

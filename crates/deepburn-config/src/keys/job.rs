@@ -246,8 +246,10 @@ section! {
         /// Number of pipeline stages, which must divide the number of ranks. Each stage computes
         /// its blocks of the model. Unset: pipeline.stages of the deepspeed section.
         pipeline_stages: Option<usize> = opt_count_in(1, 63).unit("stages"),
-        /// Pipeline schedule: "1f1b" (a backward pass as soon as possible) or "gpipe" (all forward
-        /// passes first, which needs more activation memory). Results do not differ.
+        /// Pipeline schedule: "1f1b" (a backward pass as soon as possible), "gpipe" (all forward
+        /// passes first, which needs more activation memory) or "zb-h1" (as "1f1b", but gradients
+        /// of weights are computed while a stage would wait, which needs more memory on all stages
+        /// but the first). Results do not differ.
         pipeline_schedule: PipelineSchedule = choice("1f1b"),
         /// Burn backend: "flex" (CPU, pure Rust), "wgpu", "cuda" or "tch" (LibTorch on the CPU).
         /// All except flex require a build with the Cargo feature of the same name.

@@ -59,9 +59,16 @@ pub enum PipelineSchedule {
     OneForwardOneBackward,
     /// All forward passes, then all backward passes.
     FillDrain,
+    /// As [`OneForwardOneBackward`](Self::OneForwardOneBackward), with the gradients of weights
+    /// computed when a stage would wait.
+    ZeroBubbleH1,
 }
 
-choices!(PipelineSchedule { "1f1b" => OneForwardOneBackward, "gpipe" => FillDrain });
+choices!(PipelineSchedule {
+    "1f1b" => OneForwardOneBackward,
+    "gpipe" => FillDrain,
+    "zb-h1" => ZeroBubbleH1,
+});
 
 /// How the blocks of a model are divided into pipeline stages.
 #[derive(Debug, Clone, PartialEq, Serialize)]

@@ -3,6 +3,7 @@
 mod checkpoints;
 mod meshes;
 mod tied;
+mod zero_bubble;
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -182,6 +183,13 @@ fn plan(shape: Shape, settings: &Value) -> Plan {
     plan
 }
 
+/// Returns the plan with this schedule, if it has stages.
+fn with_schedule(plan: Plan, schedule: PipelineSchedule) -> Plan {
+    let partition = StagePartition::Best;
+    let pipeline = (plan.mesh.pipeline_stages > 1).then_some(PipelinePlan { schedule, partition });
+    Plan { pipeline, ..plan }
+}
+
 /// The stages of the parameters of [`Odd`], in the order of its execution.
 fn layout(stages: usize) -> PipelineLayout {
     let order = ["embedding", "first", "middle", "frozen", "last", "scores"];
@@ -226,14 +234,23 @@ impl ModuleVisitor<Trained> for Paths {
     }
 }
 
-/// Runs `body` with an engine on each rank.
+/// Runs `body` with an engine on each rank, in a pipeline with 1F1B.
 fn with_engine<R: Send>(
     shape: Shape,
     settings: &Value,
     dropout: f64,
     body: impl Fn(&mut Trainer) -> Result<R, Cause> + Sync,
 ) -> Vec<R> {
-    let plan = plan(shape, settings);
+    with_engine_of(plan(shape, settings), shape, dropout, body)
+}
+
+/// Runs `body` with an engine on each rank.
+fn with_engine_of<R: Send>(
+    plan: Plan,
+    shape: Shape,
+    dropout: f64,
+    body: impl Fn(&mut Trainer) -> Result<R, Cause> + Sync,
+) -> Vec<R> {
     let ranks = run_ranks(shape.stages * shape.ranks, Duration::from_secs(60), |member| {
         let (model, group) = (Odd::new(dropout), Group::new(member));
         let mut engine = match shape.stages {
@@ -248,8 +265,14 @@ fn with_engine<R: Send>(
 }
 
 fn train(shape: Shape, settings: &Value, dropout: f64) -> Trace {
+    train_as(PipelineSchedule::OneForwardOneBackward, shape, settings, dropout)
+}
+
+/// Trains with a schedule.
+fn train_as(schedule: PipelineSchedule, shape: Shape, settings: &Value, dropout: f64) -> Trace {
+    let plan = with_schedule(plan(shape, settings), schedule);
     let mut traces =
-        with_engine(shape, settings, dropout, |engine| trace(engine, shape.micro_batches, 0..3));
+        with_engine_of(plan, shape, dropout, |engine| trace(engine, shape.micro_batches, 0..3));
     let last = traces.split_off((shape.stages - 1) * shape.ranks).swap_remove(0);
     if shape.stages > 1 {
         assert_eq!(traces[0], last, "stages disagree: {shape:?}");
@@ -285,8 +308,7 @@ fn zero(stage: usize) -> Value {
 /// Trains a step with a schedule, and returns the peak of activations on each stage.
 fn activation_peaks(stages: usize, micro_batches: usize, schedule: PipelineSchedule) -> Vec<usize> {
     let shape = Shape { stages, ranks: 1, micro_batches };
-    let mut plan = plan(shape, &zero(0));
-    plan.pipeline = Some(PipelinePlan { schedule, partition: StagePartition::Best });
+    let plan = with_schedule(plan(shape, &zero(0)), schedule);
     let peaks = run_ranks(stages, Duration::from_secs(60), |member| {
         let group = Group::new(member);
         let engine = initialize_pipeline(Odd::new(0.0), &plan, layout(stages), group);
@@ -337,20 +359,23 @@ fn a_stage_that_fails_ends_all_of_them() {
             0.25
         }
     }
-    let plan = plan(Shape { stages: 3, ranks: 1, micro_batches: 4 }, &zero(0));
-    let started = Instant::now();
-    let failure = run_ranks(3, Duration::from_secs(60), |member| {
-        let rank = member.rank();
-        let engine = initialize_pipeline(Odd::new(0.0), &plan, layout(3), Group::new(member));
-        let mut engine = engine.map_err(Cause::from)?;
-        let batches = SeededBatches { first: 0, ranks: 1, rank, count: 4 };
-        engine.train_batch(&mut Failing(batches)).map(drop)
-    });
-    let message = failure.unwrap_err().to_string();
-    assert!(message.contains("rank 1") && message.contains("a bad batch"), "{message}");
-    // Far below the time-out of 60 s, and long enough for a loaded machine. It takes a few
-    // milliseconds.
-    assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
+    for schedule in [PipelineSchedule::OneForwardOneBackward, PipelineSchedule::ZeroBubbleH1] {
+        let plan = plan(Shape { stages: 3, ranks: 1, micro_batches: 4 }, &zero(0));
+        let plan = with_schedule(plan, schedule);
+        let started = Instant::now();
+        let failure = run_ranks(3, Duration::from_secs(60), |member| {
+            let rank = member.rank();
+            let engine = initialize_pipeline(Odd::new(0.0), &plan, layout(3), Group::new(member));
+            let mut engine = engine.map_err(Cause::from)?;
+            let batches = SeededBatches { first: 0, ranks: 1, rank, count: 4 };
+            engine.train_batch(&mut Failing(batches)).map(drop)
+        });
+        let message = failure.unwrap_err().to_string();
+        assert!(message.contains("rank 1") && message.contains("a bad batch"), "{message}");
+        // Far below the time-out of 60 s, and long enough for a loaded machine. It takes a few
+        // milliseconds.
+        assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
+    }
 }
 
 /// Batches of which the third has no loss while `fails`.

@@ -11,6 +11,7 @@ use serde_json::Value;
 use simulation::{StageTime, orders, simulate};
 
 mod simulation;
+mod zero_bubble;
 
 /// Returns a golden file; `None` if there are none on this machine.
 fn golden(name: &str) -> Option<Value> {
@@ -45,6 +46,7 @@ fn passes_run_in_the_order_of_deepspeed() {
         let named = |action: &Action| match action {
             Action::Forward(k) => format!("F{k}"),
             Action::Backward(k) => format!("B{k}"),
+            Action::Weights(k) => format!("W{k}"),
         };
         let names: Vec<Vec<_>> = orders.iter().map(|it| it.iter().map(named).collect()).collect();
         assert_eq!(serde_json::to_value(names).unwrap(), row["order"], "{row}");
@@ -82,7 +84,7 @@ fn idle_fractions_match_another_simulator() {
     for row in rows.as_array().unwrap() {
         let (stages, micro_batches) = (number(&row["stages"]), number(&row["micro_batches"]));
         // The gradients of inputs and of weights take as long as the forward pass each.
-        let times = vec![StageTime { forward: 1.0, backward: 2.0 }; stages];
+        let times = vec![StageTime { forward: 1.0, backward: 1.0, weights: 1.0 }; stages];
         for (name, schedule) in
             [("gpipe", PassSchedule::FillDrain), ("1f1b", PassSchedule::OneForwardOneBackward)]
         {

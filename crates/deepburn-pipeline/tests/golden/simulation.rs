@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use deepburn_pipeline::Action::{Backward, Forward};
+use deepburn_pipeline::Action::{Backward, Forward, Weights};
 use deepburn_pipeline::{Action, PassSchedule};
 use proptest::prelude::*;
 
@@ -20,8 +20,10 @@ pub(crate) fn orders(
 pub(crate) struct StageTime {
     /// Seconds of the forward pass of a micro-batch.
     pub(crate) forward: f64,
-    /// Seconds of the backward pass of a micro-batch.
+    /// Seconds of the backward pass of a micro-batch, without the gradients of weights.
     pub(crate) backward: f64,
+    /// Seconds of the gradients of weights of a micro-batch.
+    pub(crate) weights: f64,
 }
 
 /// A simulated step.
@@ -33,6 +35,9 @@ pub(crate) struct Simulation {
     pub(crate) busy: Vec<f64>,
     /// Maximum number of micro-batches of each stage between forward and backward.
     pub(crate) in_flight: Vec<usize>,
+    /// Maximum number of micro-batches of each stage whose gradients of weights wait during another
+    /// pass.
+    pub(crate) deferred: Vec<usize>,
 }
 
 impl Simulation {
@@ -82,6 +87,7 @@ pub(crate) fn simulate(
         seconds: stages.iter().map(|stage| stage.clock).fold(0.0, f64::max),
         busy: stages.iter().map(|stage| stage.busy).collect(),
         in_flight: stages.iter().map(|stage| stage.most_in_flight).collect(),
+        deferred: stages.iter().map(|stage| stage.most_deferred).collect(),
     })
 }
 
@@ -103,6 +109,7 @@ fn ready(
             let forward = *ends.get(&(stage, Action::Forward(k)))?;
             if stage + 1 == stages { Some(forward) } else { Some(forward.max(arrival(stage + 1)?)) }
         }
+        Action::Weights(k) => ends.get(&(stage, Action::Backward(k))).copied(),
     }
 }
 
@@ -117,12 +124,26 @@ struct StageRun<'a> {
     busy: f64,
     in_flight: usize,
     most_in_flight: usize,
+    /// Whether gradients of weights are passes of their own.
+    splits: bool,
+    deferred: usize,
+    most_deferred: usize,
 }
 
 impl<'a> StageRun<'a> {
     fn new((order, time): (&'a Vec<Action>, &StageTime)) -> Self {
-        let (position, in_flight, most_in_flight) = (0, 0, 0);
-        Self { order, time: *time, position, clock: 0.0, busy: 0.0, in_flight, most_in_flight }
+        Self {
+            order,
+            time: *time,
+            position: 0,
+            clock: 0.0,
+            busy: 0.0,
+            in_flight: 0,
+            most_in_flight: 0,
+            splits: order.iter().any(|action| matches!(action, Weights(_))),
+            deferred: 0,
+            most_deferred: 0,
+        }
     }
 
     /// Returns the next pass.
@@ -139,9 +160,14 @@ impl<'a> StageRun<'a> {
             }
             Action::Backward(_) => {
                 self.in_flight = self.in_flight.saturating_sub(1);
-                self.time.backward
+                self.time.backward + if self.splits { 0.0 } else { self.time.weights }
             }
+            Action::Weights(_) => self.time.weights,
         };
+        // The gradients that wait while this pass runs.
+        let waiting = self.deferred - usize::from(matches!(action, Weights(_)));
+        self.most_deferred = self.most_deferred.max(waiting);
+        self.deferred = waiting + usize::from(self.splits && matches!(action, Backward(_)));
         self.most_in_flight = self.most_in_flight.max(self.in_flight);
         self.position += 1;
         self.busy += seconds;
@@ -150,11 +176,12 @@ impl<'a> StageRun<'a> {
     }
 }
 
-const SCHEDULES: [PassSchedule; 2] = [PassSchedule::FillDrain, PassSchedule::OneForwardOneBackward];
+const SCHEDULES: [PassSchedule; 3] =
+    [PassSchedule::FillDrain, PassSchedule::OneForwardOneBackward, PassSchedule::ZeroBubbleH1];
 
 #[test]
 fn stages_that_wait_for_each_other_are_found() {
-    let time = StageTime { forward: 1.0, backward: 1.0 };
+    let time = StageTime { forward: 1.0, backward: 1.0, weights: 0.0 };
     // The first stage wants the gradient of a micro-batch that it sends afterwards.
     let first = vec![Forward(0), Backward(1), Forward(1), Backward(0)];
     let orders = [first, PassSchedule::FillDrain.actions(1, 2, 2)];
@@ -165,7 +192,7 @@ fn stages_that_wait_for_each_other_are_found() {
 #[test]
 fn messages_delay_the_receiver_alone() {
     let orders = orders(PassSchedule::OneForwardOneBackward, 2, 1);
-    let times = [StageTime { forward: 1.0, backward: 2.0 }; 2];
+    let times = [StageTime { forward: 1.0, backward: 1.0, weights: 1.0 }; 2];
     let step = simulate(&orders, &times, 0.25).unwrap();
     assert_eq!((step.seconds, step.busy), (6.5, vec![3.0, 3.0]));
 }
@@ -173,7 +200,7 @@ fn messages_delay_the_receiver_alone() {
 #[test]
 fn the_slowest_stage_sets_the_pace() {
     let orders = orders(PassSchedule::OneForwardOneBackward, 2, 100);
-    let time = |seconds| StageTime { forward: seconds, backward: 2.0 * seconds };
+    let time = |seconds| StageTime { forward: seconds, backward: seconds, weights: seconds };
     let step = simulate(&orders, &[time(1.0), time(2.0)], 0.0).unwrap();
     // The first forward and the last backward of the first stage are not hidden.
     assert_eq!(step.seconds, 603.0);
@@ -190,25 +217,34 @@ proptest! {
     fn every_schedule_runs_every_pass_once_and_ends(
         stages in 1usize..9,
         micro_batches in 0usize..17,
-        seconds in proptest::collection::vec((0.0f64..3.0, 0.0f64..3.0), 9),
+        seconds in proptest::collection::vec((0.0f64..3.0, 0.0f64..3.0, 0.0f64..3.0), 9),
         message in 0.0f64..2.0,
     ) {
         let times: Vec<_> = seconds[..stages]
             .iter()
-            .map(|&(forward, backward)| StageTime { forward, backward })
+            .map(|&(forward, backward, weights)| StageTime { forward, backward, weights })
             .collect();
         for schedule in SCHEDULES {
             let orders = orders(schedule, stages, micro_batches);
             let step = simulate(&orders, &times, message).expect("a schedule never deadlocks");
             for (stage, order) in orders.iter().enumerate() {
                 let at = |action| order.iter().position(|it| *it == action).unwrap();
-                prop_assert_eq!(order.len(), 2 * micro_batches);
+                let splits = order.iter().any(|action| matches!(action, Weights(_)));
+                prop_assert_eq!(order.len(), (2 + usize::from(splits)) * micro_batches);
                 for k in 0..micro_batches {
                     prop_assert!(at(Forward(k)) < at(Backward(k)));
                     prop_assert!(k == 0 || at(Backward(k - 1)) < at(Backward(k)));
+                    if splits {
+                        prop_assert!(at(Backward(k)) < at(Weights(k)));
+                        prop_assert!(k == 0 || at(Weights(k - 1)) < at(Weights(k)));
+                    }
                 }
                 let bound = schedule.in_flight(stage, stages, micro_batches);
                 prop_assert_eq!(step.in_flight[stage], bound);
+                // The first pass after a backward pass computes the gradients that are due.
+                let deferred = schedule.deferred(stage, micro_batches);
+                prop_assert!(step.deferred[stage] <= deferred);
+                prop_assert!(bound + deferred <= stages.max(bound));
             }
             let idle = step.idle_fraction();
             prop_assert!((-1e-9..=1.0).contains(&idle), "{}", idle);

@@ -121,12 +121,14 @@ where
     M: Trainable,
     F: Network<WithoutData> + AutodiffModule<WithoutData>,
 {
-    use PipelineSchedule::{FillDrain, OneForwardOneBackward};
+    use PipelineSchedule::{FillDrain, OneForwardOneBackward, ZeroBubbleH1};
     for (stages, ranks, zero, micro_batches, schedule, recompute) in [
         (2, 1, 0, 3, OneForwardOneBackward, Recompute::Off),
         (2, 2, 3, 2, OneForwardOneBackward, Recompute::Full),
         (3, 1, 1, 4, FillDrain, Recompute::Selective),
         (3, 2, 2, 1, OneForwardOneBackward, Recompute::Off),
+        (2, 2, 1, 3, ZeroBubbleH1, Recompute::Off),
+        (3, 1, 3, 4, ZeroBubbleH1, Recompute::Full),
     ] {
         let job = Job { precision, stage: zero, ranks, recompute };
         let one = PipelineJob { job, stages: 1, micro_batches, schedule };

@@ -90,10 +90,7 @@ fn train_tied(
     schedule: PipelineSchedule,
     layout: impl Fn(usize) -> PipelineLayout + Sync,
 ) -> Vec<Outcome> {
-    let mut plan = plan(shape, settings);
-    if shape.stages > 1 {
-        plan.pipeline = Some(PipelinePlan { schedule, partition: StagePartition::Best });
-    }
+    let plan = with_schedule(plan(shape, settings), schedule);
     let ranks = run_ranks(shape.stages * shape.ranks, Duration::from_secs(60), |member| {
         let group = Group::new(member.clone());
         let mut engine = match shape.stages {
@@ -127,7 +124,7 @@ fn train_tied(
 
 #[test]
 fn gradients_of_shared_parameters_have_the_bits_of_one_stage() {
-    use PipelineSchedule::{FillDrain, OneForwardOneBackward};
+    use PipelineSchedule::{FillDrain, OneForwardOneBackward, ZeroBubbleH1};
     for (micro_batches, ranks, zero_stage) in
         [(1, 1, 0), (5, 1, 1), (3, 2, 0), (4, 2, 2), (3, 2, 3)]
     {
@@ -137,9 +134,11 @@ fn gradients_of_shared_parameters_have_the_bits_of_one_stage() {
         for (stages, schedule) in [
             (2, OneForwardOneBackward),
             (2, FillDrain),
+            (2, ZeroBubbleH1),
             (3, OneForwardOneBackward),
             (4, OneForwardOneBackward),
             (4, FillDrain),
+            (4, ZeroBubbleH1),
         ] {
             let shape = Shape { stages, ..one };
             for found in train_tied(shape, &settings, schedule, homes).iter().step_by(ranks) {
@@ -209,9 +208,10 @@ fn a_loss_may_be_read_in_the_forward_pass() {
             1.0 / 7.0
         }
     }
-    for schedule in [PipelineSchedule::OneForwardOneBackward, PipelineSchedule::FillDrain] {
-        let mut plan = plan(Shape { stages: 5, ranks: 1, micro_batches: 7 }, &zero(0));
-        plan.pipeline = Some(PipelinePlan { schedule, partition: StagePartition::Best });
+    use PipelineSchedule::{FillDrain, OneForwardOneBackward, ZeroBubbleH1};
+    for schedule in [OneForwardOneBackward, FillDrain, ZeroBubbleH1] {
+        let plan = plan(Shape { stages: 5, ranks: 1, micro_batches: 7 }, &zero(0));
+        let plan = with_schedule(plan, schedule);
         let losses = run_ranks(5, Duration::from_secs(60), |member| {
             let group = Group::new(member);
             let engine = initialize_pipeline(SharedWeights::new(), &plan, homes(5), group);

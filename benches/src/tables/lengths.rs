@@ -10,7 +10,7 @@
 //! compiles in its first step, and buffers are allocated in the first two. PyTorch recomputes
 //! nothing, and neither does DeepBurn.
 //!
-//! The bounds apply to ratios on the machine of the report, in full runs. Those of bf16 are for
+//! The bounds apply to ratios on the machine of the report, in full runs. The bounds of bf16 are for
 //! processors with bf16 instructions.
 
 use super::*;
@@ -132,7 +132,7 @@ fn two_ranks(suite: &Suite, results: &mut Results, workload: &Workload) -> Outco
     for precision in RunPrecision::ALL.map(RunPrecision::name) {
         for (stage, peer, _) in PEERS {
             let own = format!("{precision}, stage {stage}, flex");
-            // The bounds are those of fully sharded training in f32.
+            // Only fully sharded training in f32 has bounds.
             let bound =
                 |most| suite.bound(AtMost(most)).filter(|_| stage == 3 && precision == "fp32");
             let [eager, compiled] = MODES.map(|(mode, _)| format!("{precision}, {peer} {mode}"));

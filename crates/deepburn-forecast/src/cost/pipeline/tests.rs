@@ -48,9 +48,19 @@ fn timelines(
     let events = |stage: usize| {
         let mut events = Vec::new();
         for action in schedule.actions(stage, stages, micro_batches) {
-            let (k, direction) = match action {
-                Action::Forward(k) => (k, 0),
-                Action::Backward(k) => (k, 1),
+            let [forward, backward] = times[stage];
+            // Gradients of weights are half of a backward pass.
+            let of_weights = match schedule {
+                PassSchedule::ZeroBubbleH1 => backward / 2.0,
+                _ => 0.0,
+            };
+            let (k, direction, seconds) = match action {
+                Action::Forward(k) => (k, 0, forward),
+                Action::Backward(k) => (k, 1, backward - of_weights),
+                Action::Weights(_) => {
+                    events.push(op(of_weights));
+                    continue;
+                }
             };
             let [before, after] = match direction {
                 0 => [stage.checked_sub(1), Some(stage + 1)],
@@ -60,7 +70,7 @@ fn timelines(
             events.extend(
                 before.map(|from| RankEvent::Receive { message: message(k, direction, from) }),
             );
-            events.push(op(times[stage][direction]));
+            events.push(op(seconds));
             events.extend(after.map(|to| {
                 let (message, to) = (message(k, direction, stage), to as u64 * replicas);
                 RankEvent::Send { message, to, bytes }
@@ -94,6 +104,17 @@ fn messages_delay_the_receiver_alone() {
         let cost = cost(&one, 1, &network, None).unwrap();
         assert_close(cost.seconds, 6.5);
         assert!(cost.stages.iter().all(|it| it.compute == 3.0 && it.message_bytes == 1_000));
+    }
+}
+
+/// `p - 1` of `3 m + p - 1` units of time are idle (Qi et al. 2023).
+#[test]
+fn deferred_gradients_of_weights_fill_waits() {
+    for (stages, micro_batches) in [(2, 8), (3, 5), (4, 4)] {
+        let times = vec![[1.0, 2.0]; stages];
+        let step = timelines(PassSchedule::ZeroBubbleH1, &times, micro_batches, 0, 1);
+        let cost = cost(&step, 1, &FREE, None).unwrap();
+        assert_close(cost.seconds, (3 * micro_batches + stages - 1) as f64);
     }
 }
 

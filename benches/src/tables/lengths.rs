@@ -10,8 +10,8 @@
 //! compiles in its first step, and buffers are allocated in the first two. PyTorch recomputes
 //! nothing, and neither does DeepBurn.
 //!
-//! The bounds apply to ratios on the machine of the report, in full runs. The bounds of bf16 are for
-//! processors with bf16 instructions.
+//! The bounds apply to ratios on the machine of the report, in full runs. The bounds of bf16 are
+//! for processors with bf16 instructions.
 
 use super::*;
 

@@ -11,6 +11,7 @@ mod activations;
 mod batching;
 mod checkpoints;
 mod collectives;
+mod compiled_ranks;
 mod decoders;
 mod decorator;
 mod forecast;
@@ -74,9 +75,10 @@ pub(crate) struct Bench {
 }
 
 /// All benchmarks, in the order in which they are run and reported.
-pub(crate) const BENCHES: [Bench; 16] = [
+pub(crate) const BENCHES: [Bench; 17] = [
     step::BENCH,
     lengths::BENCH,
+    compiled_ranks::BENCH,
     decoders::BENCH,
     generation::BENCH,
     products::BENCH,

@@ -1,10 +1,9 @@
 //! Measures the training step of GPT-2 with sequences of 128 to 4,096 tokens beside PyTorch, eager
 //! and with `torch.compile`.
 //!
-//! The first three tables are of one rank: 4 sequences of 128 tokens, one of 1,024, and one of
-//! 4,096, for which the model has as many positions. The last one is of two ranks with one sequence
-//! of 1,024 tokens each: stage 0 beside DDP, and stage 3 beside FSDP2. In bf16, PyTorch on one rank
-//! and DDP have weights and optimizer states in bf16, DeepBurn and FSDP2 have f32 master weights.
+//! There are three tables: 4 sequences of 128 tokens, one of 1,024, and one of 4,096, for which the
+//! model has as many positions. In bf16, PyTorch has weights and optimizer states in bf16, and
+//! DeepBurn has f32 master weights.
 //!
 //! Each run has four steps on random tokens, of which the last two are counted: a compiled program
 //! compiles in its first step, and buffers are allocated in the first two. PyTorch recomputes
@@ -19,25 +18,23 @@ pub(super) const BENCH: Bench = Bench {
     name: "lengths",
     title: "Long sequences and compiled peers",
     about: "An optimizer step of GPT-2 124M with AdamW and gradient clipping, on random tokens, without recomputation. \
-        PyTorch is measured in eager mode and with `torch.compile`. In bf16, PyTorch and DDP train weights and \
-        optimizer states in bf16; DeepBurn and FSDP2 keep fp32 master weights.",
+        PyTorch is measured in eager mode and with `torch.compile`. In bf16, PyTorch trains weights and optimizer \
+        states in bf16; DeepBurn keeps fp32 master weights.",
     run,
 };
 
 /// Optimizer steps of a run.
-const STEPS: usize = 4;
+pub(super) const STEPS: usize = 4;
 /// Number of first steps that are not counted.
-const UNCOUNTED: usize = 2;
+pub(super) const UNCOUNTED: usize = 2;
 /// Number of rounds without `--rounds`.
-const ROUNDS: usize = 3;
-/// Number of ranks in the last table.
-const RANKS: usize = 2;
+pub(super) const ROUNDS: usize = 3;
 /// The columns of the tables.
-const COLUMNS: [Quantity; 3] = [Quantity::Step, Quantity::Throughput, Quantity::Peak];
+pub(super) const COLUMNS: [Quantity; 3] = [Quantity::Step, Quantity::Throughput, Quantity::Peak];
 /// The ways in which PyTorch runs a model, with the options of the scripts.
-const MODES: [(&str, &[&str]); 2] = [("eager", &[]), ("compiled", &["--compile"])];
+pub(super) const MODES: [(&str, &[&str]); 2] = [("eager", &[]), ("compiled", &["--compile"])];
 
-/// The bounds of a table of one rank, as ratios to PyTorch.
+/// The bounds of a table, as ratios to PyTorch.
 struct Bounds {
     /// The time of a step in f32, relative to eager mode.
     fp32_eager: f64,
@@ -65,13 +62,10 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
         let table = one_rank(suite, results, &workload, &bounds)?;
         results.tables.push(table);
     }
-    let workload = gpt2(suite, (1, 1024), (1, 64));
-    let table = two_ranks(suite, results, &workload)?;
-    results.tables.push(table);
     Ok(())
 }
 
-/// Measures one rank beside PyTorch.
+/// Measures sequences of one length.
 ///
 /// # Errors
 /// Returns an error if the tokens cannot be written.
@@ -103,44 +97,6 @@ fn one_rank(
     compare(Quantity::Step, "bf16", "eager", None);
     compare(Quantity::Step, "bf16", "compiled", Some(bounds.bf16_compiled));
     table.compare(Quantity::Step, "bf16, flex", "fp32, flex", suite.bound(AtMost(1.0)));
-    table.plot = Some(Plot::Bars(Quantity::Step));
-    Ok(table)
-}
-
-/// Measures two ranks beside DDP and FSDP2.
-///
-/// # Errors
-/// Returns an error if the tokens cannot be written.
-fn two_ranks(suite: &Suite, results: &mut Results, workload: &Workload) -> Outcome<Table> {
-    const PEERS: [(usize, &str, Script); 2] =
-        [(0, "DDP", Script::DDP), (3, "FSDP2", Script::FSDP2)];
-    let mut variants = Variants::new(suite);
-    for precision in RunPrecision::ALL {
-        let name = precision.name();
-        for (stage, peer, script) in PEERS {
-            let job = BenchJob::new(workload, &suite.tokens(workload)?, STEPS);
-            let job = job.ranks(RANKS).precision(precision).stage(stage);
-            variants.train(format!("{name}, stage {stage}, flex"), job, UNCOUNTED);
-            for (mode, options) in MODES {
-                let run = PeerRun::new(script, workload, STEPS);
-                let run = PeerRun { ranks: Some(RANKS), precision, ..run }.with(options);
-                variants.train_peer(format!("{name}, {peer} {mode}"), run, UNCOUNTED);
-            }
-        }
-    }
-    let mut table = variants.measure(results, &workload.title(RANKS), ROUNDS, &COLUMNS);
-    for precision in RunPrecision::ALL.map(RunPrecision::name) {
-        for (stage, peer, _) in PEERS {
-            let own = format!("{precision}, stage {stage}, flex");
-            // Only fully sharded training in f32 has bounds.
-            let bound =
-                |most| suite.bound(AtMost(most)).filter(|_| stage == 3 && precision == "fp32");
-            let [eager, compiled] = MODES.map(|(mode, _)| format!("{precision}, {peer} {mode}"));
-            table.compare(Quantity::Step, &own, &eager, bound(0.40));
-            table.compare(Quantity::Peak, &own, &eager, bound(0.35));
-            table.compare(Quantity::Step, &own, &compiled, None);
-        }
-    }
     table.plot = Some(Plot::Bars(Quantity::Step));
     Ok(table)
 }

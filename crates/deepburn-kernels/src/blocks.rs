@@ -10,6 +10,9 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
+#[cfg(target_arch = "x86_64")]
+use crate::Instructions;
+
 /// The number of elements in a block. Four `f32` arrays of this length, as in Adam, fill half of a
 /// second-level cache of 512 KiB.
 pub(crate) const BLOCK: usize = 16 * 1024;
@@ -23,8 +26,7 @@ pub(crate) const TILE: usize = 512;
 /// calling thread, because waking other threads costs more than it saves.
 pub(crate) const PARALLEL_FROM: usize = 4 * BLOCK;
 
-/// Evaluates an expression, a loop over a block, with the widest vector instructions of this
-/// processor.
+/// Evaluates an expression, a loop over a block, with the vector instructions in use.
 ///
 /// The expression is compiled once for each instruction set. The functions that it calls must be
 /// `#[inline(always)]`: a function that is not inlined is compiled for the baseline set only. All
@@ -33,7 +35,7 @@ pub(crate) const PARALLEL_FROM: usize = 4 * BLOCK;
 macro_rules! vectorized {
     ($work:expr) => {{
         let once = $crate::blocks::Once;
-        pulp::Arch::new().dispatch(
+        $crate::blocks::simd().dispatch(
             #[inline(always)]
             || {
                 let _moved: $crate::blocks::Once = once;
@@ -43,6 +45,20 @@ macro_rules! vectorized {
     }};
 }
 pub(crate) use vectorized;
+
+/// Returns the set of vector instructions that [`vectorized`] compiles for and that is in use.
+#[inline]
+pub(crate) fn simd() -> pulp::Arch {
+    #[cfg(target_arch = "x86_64")]
+    match Instructions::in_use() {
+        Instructions::Portable => return pulp::Arch::Scalar,
+        Instructions::Avx2 => {
+            return pulp::x86::V3::try_new().map_or(pulp::Arch::Scalar, pulp::Arch::V3);
+        }
+        _ => {}
+    }
+    pulp::Arch::new()
+}
 
 /// A value that is neither copied nor cloned. A closure that moves it can be called only once, and
 /// is then called directly. One that can be called again is called through a function that is not

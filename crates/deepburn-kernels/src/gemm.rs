@@ -5,11 +5,11 @@
 //! precision, or pairs of bf16 numbers. Processors with instructions for such pairs multiply them
 //! two to eight times as fast.
 //!
-//! The instruction set is selected at run time. Pairs use AMX-BF16 on Linux if the processor
-//! supports it, otherwise AVX512-BF16. Single precision uses AVX-512, otherwise AVX2 with fused
-//! multiply-add and fp16 conversions, otherwise code that the compiler vectorizes (for example with
-//! NEON). The AMX kernel has been tested in an emulator (Bochs) but not timed on a processor; it is
-//! used only if a small test product is correct.
+//! The instruction set is selected at run time ([`crate::Instructions`]). Pairs use AMX-BF16 on
+//! Linux if the processor supports it, otherwise AVX512-BF16. Single precision uses AVX-512,
+//! otherwise AVX2 with fused multiply-add and fp16 conversions, otherwise code that the compiler
+//! vectorizes (for example with NEON). The AMX kernel has been tested in an emulator (Bochs) but
+//! not timed on a processor; it is used only if a small test product is correct.
 //!
 //! Operands are packed panel by panel, except left operands whose rows already consist of bf16
 //! pairs. Packing widens 16-bit operands if the instructions need single precision. A product of
@@ -55,14 +55,13 @@ use tracing::trace_span;
 pub enum Arithmetic {
     /// Operands are widened to `f32`.
     F32,
-    /// Operands are rounded to `bf16` if this processor multiplies `bf16` faster than `f32`.
+    /// Operands are rounded to `bf16` if the instructions in use multiply `bf16` faster than `f32`.
     /// Otherwise the same as [`Self::F32`].
     Bf16,
 }
 
 impl Arithmetic {
-    /// Returns the name of the instruction set that this processor uses for this arithmetic, for
-    /// reports.
+    /// Returns the name of the instruction set that products in this arithmetic use, for reports.
     pub fn instruction_set(self) -> &'static str {
         Detected::new(self).name()
     }

@@ -9,7 +9,7 @@
 //!
 //! # State
 //! This kernel has been tested in an emulator (Bochs) but not on a processor, and it has not been
-//! timed. It is therefore checked before its first use: see [`Amx::detect`].
+//! timed. It is therefore checked before its first use: see [`Amx::with`].
 
 use std::sync::OnceLock;
 
@@ -21,6 +21,7 @@ use super::kernel::{Kernel, LeftRows, Tile};
 use super::pack::{Pair, Strip};
 use super::result::{Epilogue, RowMut};
 use super::{Arithmetic, Matrix, MatrixMut, Product};
+use crate::Instructions;
 
 pub(super) mod pack;
 mod permission;
@@ -42,13 +43,18 @@ const PAIRS: usize = 16;
 pub(super) struct Amx(());
 
 impl Amx {
-    /// Requests AMX once per process and computes a small product with it. AMX is not used if the
+    /// Returns the kernel if `instructions`, which this processor supports, include it.
+    ///
+    /// The first call requests AMX and computes a small product with it. AMX is not used if the
     /// result differs from the AVX512-BF16 result, in case a processor or a hypervisor reports AMX
     /// although it does not work.
-    pub(super) fn detect() -> Option<Self> {
+    pub(super) fn with(instructions: Instructions) -> Option<Self> {
         static USABLE: OnceLock<bool> = OnceLock::new();
+        if instructions < Instructions::Amx {
+            return None;
+        }
         let usable = USABLE.get_or_init(|| {
-            Avx512Bf16::detect()
+            Avx512Bf16::with(instructions)
                 .is_some_and(|other| permission::request() && agree(Self(()), other))
         });
         usable.then_some(Self(()))

@@ -7,6 +7,7 @@ use super::matrix::Matrix;
 use super::one_row::add_product;
 use super::pack::{Strip, lines, prefetch};
 use super::result::RowMut;
+use crate::Instructions;
 
 mod pack;
 
@@ -37,11 +38,9 @@ const LEFT_MICRO_PANELS: usize = 8;
 pub(super) struct Avx2(());
 
 impl Avx2 {
-    pub(super) fn detect() -> Option<Self> {
-        (is_x86_feature_detected!("avx2")
-            && is_x86_feature_detected!("fma")
-            && is_x86_feature_detected!("f16c"))
-        .then_some(Self(()))
+    /// Returns the kernel if `instructions`, which this processor supports, include it.
+    pub(super) fn with(instructions: Instructions) -> Option<Self> {
+        (instructions >= Instructions::Avx2).then_some(Self(()))
     }
 }
 

@@ -11,7 +11,7 @@ use super::matrix::Matrix;
 use super::one_row::add_product;
 use super::pack::{Pair, Strip, lines, prefetch};
 use super::result::RowMut;
-use crate::FloatSlice;
+use crate::{FloatSlice, Instructions};
 
 pub(super) mod pack;
 
@@ -25,9 +25,9 @@ const LANES: usize = 16;
 pub(super) struct Avx512Bf16(());
 
 impl Avx512Bf16 {
-    pub(super) fn detect() -> Option<Self> {
-        Avx512::detect()?;
-        is_x86_feature_detected!("avx512bf16").then_some(Self(()))
+    /// Returns the kernel if `instructions`, which this processor supports, include it.
+    pub(super) fn with(instructions: Instructions) -> Option<Self> {
+        (instructions >= Instructions::Avx512Bf16).then_some(Self(()))
     }
 }
 
@@ -36,12 +36,9 @@ impl Avx512Bf16 {
 pub(super) struct Avx512(());
 
 impl Avx512 {
-    pub(super) fn detect() -> Option<Self> {
-        (is_x86_feature_detected!("avx512f")
-            && is_x86_feature_detected!("avx512bw")
-            && is_x86_feature_detected!("avx512vl")
-            && is_x86_feature_detected!("avx512dq"))
-        .then_some(Self(()))
+    /// Returns the kernel if `instructions`, which this processor supports, include it.
+    pub(super) fn with(instructions: Instructions) -> Option<Self> {
+        (instructions >= Instructions::Avx512).then_some(Self(()))
     }
 }
 

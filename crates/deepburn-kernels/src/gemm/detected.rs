@@ -1,9 +1,10 @@
-//! Detection of the kernel that this processor runs.
+//! The choice of the kernel that multiplies.
 
 use super::Arithmetic;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 use super::amx::Amx;
 use super::portable::Portable;
+use crate::Instructions;
 
 #[cfg(target_arch = "x86_64")]
 use super::{
@@ -11,7 +12,7 @@ use super::{
     avx512::{Avx512, Avx512Bf16},
 };
 
-/// The fastest kernel for an arithmetic that this processor supports.
+/// The fastest kernel for an arithmetic with the instructions in use.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Detected {
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
@@ -26,33 +27,38 @@ pub(super) enum Detected {
 }
 
 impl Detected {
-    #[cfg(target_arch = "x86_64")]
+    /// Returns the kernel with the instructions in use.
     pub(super) fn new(arithmetic: Arithmetic) -> Self {
+        Self::with(Instructions::in_use(), arithmetic)
+    }
+
+    /// Returns the fastest kernel with `instructions`, which this processor supports.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn with(instructions: Instructions, arithmetic: Arithmetic) -> Self {
         let pairs = match arithmetic {
             Arithmetic::F32 => None,
-            Arithmetic::Bf16 => {
-                Self::of_tiles().or_else(|| Avx512Bf16::detect().map(Self::Avx512Bf16))
-            }
+            Arithmetic::Bf16 => Self::of_tiles(instructions)
+                .or_else(|| Avx512Bf16::with(instructions).map(Self::Avx512Bf16)),
         };
         pairs
-            .or_else(|| Avx512::detect().map(Self::Avx512))
-            .or_else(|| Avx2::detect().map(Self::Avx2))
+            .or_else(|| Avx512::with(instructions).map(Self::Avx512))
+            .or_else(|| Avx2::with(instructions).map(Self::Avx2))
             .unwrap_or(Self::Portable(Portable))
     }
 
     #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-    pub(super) fn of_tiles() -> Option<Self> {
-        Amx::detect().map(Self::Amx)
+    fn of_tiles(instructions: Instructions) -> Option<Self> {
+        Amx::with(instructions).map(Self::Amx)
     }
 
     /// AMX is requested only on Linux.
     #[cfg(all(target_arch = "x86_64", not(target_os = "linux")))]
-    pub(super) fn of_tiles() -> Option<Self> {
+    fn of_tiles(_: Instructions) -> Option<Self> {
         None
     }
 
     #[cfg(not(target_arch = "x86_64"))]
-    pub(super) fn new(_: Arithmetic) -> Self {
+    pub(super) fn with(_: Instructions, _: Arithmetic) -> Self {
         Self::Portable(Portable)
     }
 

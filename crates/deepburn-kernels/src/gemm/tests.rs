@@ -4,9 +4,9 @@ use proptest::prelude::*;
 use super::blocking::BlockSizes;
 use super::portable::Portable;
 use super::*;
-use crate::FloatSlice;
 use crate::element::Element;
 use crate::tests::in_pool;
+use crate::{FloatSlice, Instructions};
 
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod amx;
@@ -48,37 +48,25 @@ impl Numbers {
 }
 
 impl Detected {
-    /// Returns all kernels for an arithmetic that this processor supports, the fastest first.
-    #[cfg(target_arch = "x86_64")]
+    /// Returns all kernels for an arithmetic that the instructions in use include, the fastest
+    /// first. If they include pairs, kernels that do not round to bf16 are left out.
     fn all(arithmetic: Arithmetic) -> Vec<Self> {
-        let pairs = match arithmetic {
-            Arithmetic::F32 => [None, None],
-            Arithmetic::Bf16 => {
-                [Self::of_tiles(), avx512::Avx512Bf16::detect().map(Self::Avx512Bf16)]
-            }
+        let narrowest = match in_pairs(arithmetic) {
+            true => Instructions::Avx512Bf16,
+            false => Instructions::Portable,
         };
-        if pairs.iter().any(Option::is_some) {
-            return pairs.into_iter().flatten().collect();
-        }
-        let singles =
-            [avx512::Avx512::detect().map(Self::Avx512), avx2::Avx2::detect().map(Self::Avx2)];
-        singles.into_iter().flatten().chain([Self::Portable(Portable)]).collect()
-    }
-
-    #[cfg(not(target_arch = "x86_64"))]
-    fn all(_: Arithmetic) -> Vec<Self> {
-        vec![Self::Portable(Portable)]
+        let levels = Instructions::ALL.into_iter().rev();
+        let levels = levels.filter(|it| (narrowest..=Instructions::in_use()).contains(it));
+        let mut kernels: Vec<Self> = levels.map(|level| Self::with(level, arithmetic)).collect();
+        kernels.dedup_by_key(|kernel| kernel.name());
+        kernels
     }
 }
 
-/// Returns true if this processor multiplies pairs. AMX is used only together with AVX512-BF16, so
+/// Returns true if kernels multiply pairs. AMX is used only together with AVX512-BF16, so
 /// the check for AVX512-BF16 is sufficient.
 fn in_pairs(arithmetic: Arithmetic) -> bool {
-    #[cfg(target_arch = "x86_64")]
-    let has = avx512::Avx512Bf16::detect().is_some();
-    #[cfg(not(target_arch = "x86_64"))]
-    let has = false;
-    has && arithmetic == Arithmetic::Bf16
+    Instructions::in_use() >= Instructions::Avx512Bf16 && arithmetic == Arithmetic::Bf16
 }
 
 /// Returns reproducible numbers between -1 and 1.

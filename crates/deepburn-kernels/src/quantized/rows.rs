@@ -24,7 +24,6 @@ mod avx512;
 mod block_vector;
 mod dot_blocks;
 mod dot_floats;
-mod instructions;
 mod lanes;
 #[cfg(target_arch = "x86_64")]
 mod nibbles;
@@ -35,12 +34,12 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 
 use super::decode_blocks;
+use crate::Instructions;
 use crate::blocks::vectorized;
 use crate::element::Element;
 use block_vector::BlockVector;
 use dot_blocks::dot_blocks;
 use dot_floats::dot_floats;
-use instructions::Instructions;
 
 /// The number of elements of a block.
 const BLOCK: usize = 32;
@@ -158,7 +157,7 @@ impl<'a> EncodedRows<'a> {
     /// # Panics
     /// Panics if a length is not the one of a row or of a column.
     pub fn multiply(&self, x: &[f32], bias: Option<&[f32]>, out: &mut [f32]) {
-        self.multiply_with(Instructions::detect(), x, bias, out);
+        self.multiply_with(Instructions::in_use(), x, bias, out);
     }
 
     fn multiply_with(
@@ -288,17 +287,10 @@ mod tests {
     const FORMATS: [RowEncoding; 4] =
         [RowEncoding::F16, RowEncoding::Bf16, RowEncoding::Q8_0, RowEncoding::Q4_0];
 
-    impl Instructions {
-        /// Returns all that this processor has.
-        fn available() -> Vec<Self> {
-            #[cfg(target_arch = "x86_64")]
-            match Self::detect() {
-                Self::Avx512Vnni => return vec![Self::Avx512Vnni, Self::Avx2, Self::Portable],
-                Self::Avx2 => return vec![Self::Avx2, Self::Portable],
-                Self::Portable => {}
-            }
-            vec![Self::Portable]
-        }
+    /// Returns the levels whose kernels differ, up to the one in use.
+    fn available() -> impl Iterator<Item = Instructions> {
+        let levels = [Instructions::Portable, Instructions::Avx2, Instructions::Avx512Vnni];
+        levels.into_iter().filter(|level| *level <= Instructions::in_use())
     }
 
     /// Returns the words of blocks as bytes.
@@ -358,7 +350,7 @@ mod tests {
         matrix.multiply(&x, Some(&bias), &mut out);
         let largest = x.iter().fold(0.0_f64, |largest, x| largest.max(f64::from(x.abs())));
         let mut results = vec![out];
-        for instructions in Instructions::available() {
+        for instructions in available() {
             let mut out = vec![0.0; rows];
             matrix.multiply_with(instructions, &x, Some(&bias), &mut out);
             results.push(out);
@@ -408,7 +400,7 @@ mod tests {
             let matrix = EncodedRows::new(format, [3, 64], &own);
             let mut x = [0.5; 64];
             x[40] = f32::NAN;
-            for instructions in Instructions::available() {
+            for instructions in available() {
                 let mut out = [0.0; 3];
                 matrix.multiply_with(instructions, &x, None, &mut out);
                 assert_eq!(out.map(f32::is_nan), [true; 3], "{format:?} {instructions:?}");

@@ -1,8 +1,8 @@
 //! Arithmetic on f32 slices that the compiler vectorizes for the current processor.
 //!
 //! The macro [`vectorized`] compiles a function for AVX-512, for AVX2 and for the baseline of the
-//! target, and selects one when it is called. Targets other than x86-64 have the baseline only,
-//! which includes NEON on 64-bit Arm.
+//! target, and selects one when it is called ([`deepburn_kernels::Instructions`]). Targets other
+//! than x86-64 have the baseline only, which includes NEON on 64-bit Arm.
 //!
 //! Sums have a fixed number of lanes that does not depend on the width of a register, and Rust does
 //! not fuse a multiplication with an addition. All variants therefore compute bitwise identical
@@ -18,12 +18,12 @@
 /// different lanes do not depend on each other, so the latency of an addition is hidden.
 const LANES: usize = 16;
 
-/// Compiles a function for three generations of x86-64 processors and calls the newest one that
-/// this processor supports.
+/// Compiles a function for three generations of x86-64 processors and calls the newest one whose
+/// instructions are in use.
 ///
 /// The functions that its body calls must be `#[inline(always)]`: a function that is not inlined is
-/// compiled for the baseline instruction set only. Detection is a load of a cached flag, so a call
-/// should process at least a row.
+/// compiled for the baseline instruction set only. The choice is a load of a cached value, so a
+/// call should process at least a row.
 macro_rules! vectorized {
     ($(#[$meta:meta])* $vis:vis fn $name:ident($($arg:ident: $type:ty),* $(,)?) $(-> $result:ty)? $body:block) => {
         $(#[$meta])*
@@ -42,17 +42,12 @@ macro_rules! vectorized {
                 #[allow(clippy::too_many_arguments)]
                 fn avx2($($arg: $type),*) $(-> $result)? { body($($arg),*) }
 
-                if is_x86_feature_detected!("avx512bw")
-                    && is_x86_feature_detected!("avx512dq")
-                    && is_x86_feature_detected!("avx512vl")
-                    && is_x86_feature_detected!("fma")
-                {
+                match deepburn_kernels::Instructions::in_use() {
+                    deepburn_kernels::Instructions::Portable => {}
                     // SAFETY: the processor has what the function was compiled for.
-                    return unsafe { avx512($($arg),*) };
-                }
-                if is_x86_feature_detected!("avx2") {
+                    deepburn_kernels::Instructions::Avx2 => return unsafe { avx2($($arg),*) },
                     // SAFETY: as above.
-                    return unsafe { avx2($($arg),*) };
+                    _ => return unsafe { avx512($($arg),*) },
                 }
             }
             body($($arg),*)

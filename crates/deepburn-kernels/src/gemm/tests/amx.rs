@@ -81,12 +81,12 @@ impl Kernel for Emulated {
 
 /// Checks products with emulated tiles, and with AMX if it is available.
 fn check(case: &Case, operands: &[Numbers; 2]) {
-    if Avx512Bf16::detect().is_some() {
+    if Avx512Bf16::with(Instructions::in_use()).is_some() {
         check_with(Emulated(()), case, operands);
     } else {
         eprintln!("skipped: no AVX512-BF16");
     }
-    if let Some(kernel) = Amx::detect() {
+    if let Some(kernel) = Amx::with(Instructions::in_use()) {
         check_with(kernel, case, operands);
     } else {
         eprintln!("emulated only: no AMX-BF16, or the system does not allow it");
@@ -180,7 +180,7 @@ fn any_bit_pattern_has_the_bits_of_the_pseudo_code() {
 
 #[test]
 fn tiles_survive_a_nested_product() {
-    let Some(kernel) = Amx::detect() else {
+    let Some(kernel) = Amx::with(Instructions::in_use()) else {
         eprintln!("skipped: no AMX-BF16, or the system does not allow it");
         return;
     };

@@ -6,10 +6,10 @@
 use half::f16;
 
 use super::block_vector::BlockVector;
-use super::instructions::Instructions;
 use super::{BLOCK, EncodedRows, SCALE};
 #[cfg(target_arch = "x86_64")]
 use super::{RowEncoding, avx2, nibbles};
+use crate::Instructions;
 use crate::element::Element;
 
 /// Writes the dot products of rows of blocks and `x` to `out`.
@@ -27,11 +27,13 @@ pub(super) fn dot_blocks(
     match instructions {
         // SAFETY: the processor has the instructions, and the lengths were checked.
         #[cfg(target_arch = "x86_64")]
-        Instructions::Avx512Vnni => unsafe { with_vnni(rows, x, out) },
+        Instructions::Avx512Vnni | Instructions::Avx512Bf16 | Instructions::Amx => unsafe {
+            with_vnni(rows, x, out)
+        },
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
-        Instructions::Avx2 => unsafe { with_avx2(rows, x, out) },
-        Instructions::Portable => portable(rows, x, out),
+        Instructions::Avx2 | Instructions::Avx512 => unsafe { with_avx2(rows, x, out) },
+        _ => portable(rows, x, out),
     }
 }
 

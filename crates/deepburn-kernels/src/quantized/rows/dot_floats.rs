@@ -2,9 +2,9 @@
 
 use half::{bf16, f16};
 
-use super::instructions::Instructions;
 use super::lanes::Lanes;
 use super::{EncodedRows, RowEncoding};
+use crate::Instructions;
 use crate::element::Element;
 
 /// Writes the dot products of rows in f16 or bf16 and `x` to `out`.
@@ -17,12 +17,14 @@ pub(super) fn dot_floats(
     match instructions {
         // SAFETY: the processor has the instructions.
         #[cfg(target_arch = "x86_64")]
-        Instructions::Avx512Vnni => unsafe { with_avx512(rows, x, out) },
+        Instructions::Avx512Vnni | Instructions::Avx512Bf16 | Instructions::Amx => unsafe {
+            with_avx512(rows, x, out)
+        },
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
-        Instructions::Avx2 => unsafe { with_avx2(rows, x, out) },
+        Instructions::Avx2 | Instructions::Avx512 => unsafe { with_avx2(rows, x, out) },
         // SAFETY: the portable vector needs no instructions.
-        Instructions::Portable => unsafe { multiply::<[f32; 8]>(rows, x, out) },
+        _ => unsafe { multiply::<[f32; 8]>(rows, x, out) },
     }
 }
 

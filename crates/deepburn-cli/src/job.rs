@@ -14,6 +14,7 @@
 //! quantization.rs    parameters that are not quantized
 //! memory.rs          memory limits of the machine
 //! devices.rs         the device of each rank
+//! instructions.rs    the instructions of CPU kernels, in words
 //! gguf_file.rs       paths of GGUF files
 //! gguf_folder.rs     the files of a model folder that a GGUF file stands for
 //! model_folder.rs    the folder of a saved model or adapter
@@ -29,6 +30,7 @@ pub(crate) mod gguf_file;
 pub(crate) mod gguf_folder;
 pub(crate) mod gguf_weights;
 pub(crate) mod held_matrices;
+pub(crate) mod instructions;
 pub(crate) mod known_model;
 pub(crate) mod loaded_decoder;
 pub(crate) mod made_folders;

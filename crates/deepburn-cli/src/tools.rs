@@ -30,11 +30,13 @@ pub(crate) mod tune;
 use std::path::{Path, PathBuf};
 
 use clap::{Parser, Subcommand};
+use deepburn::kernels::Instructions;
 use deepburn_config::counted;
 use deepburn_monitor::{Comparison, Environment};
 
 use crate::console;
 use crate::failure::Failure;
+use crate::job::instructions::instructions_in_words;
 use crate::run::signals::survive_file_limits;
 use crate::tools::cache_tool::{CacheAction, cache};
 use crate::tools::chat::{ChatArguments, chat};
@@ -132,7 +134,7 @@ pub(crate) enum Command {
         #[command(subcommand)]
         action: Option<CacheAction>,
     },
-    /// Show the version and the machine.
+    /// Show the version, the machine, and the instructions that CPU kernels use.
     Env,
 }
 
@@ -142,6 +144,10 @@ pub(crate) enum Command {
 /// Returns a user's mistake, or a failure while running.
 pub fn run(tools: Tools) -> Result<(), Failure> {
     survive_file_limits().map_err(Failure::run)?;
+    // The launcher computes nothing, and ranks may run on other processors.
+    if !matches!(tools.command, Command::Launch(_)) {
+        Instructions::check().map_err(Failure::mistake)?;
+    }
     let text = match tools.command {
         Command::CheckConfig { config, ranks, open, json } => {
             check_config(&config, ranks, open, json)?
@@ -166,7 +172,10 @@ pub fn run(tools: Tools) -> Result<(), Failure> {
         Command::Launch(arguments) => return launch(*arguments),
         Command::Plot { runs, output } => plot(&runs, &output)?,
         Command::Cache { action } => cache(action)?,
-        Command::Env => Environment::detect(env!("CARGO_PKG_VERSION")).to_string(),
+        Command::Env => {
+            let environment = Environment::detect(env!("CARGO_PKG_VERSION"));
+            format!("{environment}\nCPU kernels: {}", instructions_in_words())
+        }
     };
     console::print(&text)
 }

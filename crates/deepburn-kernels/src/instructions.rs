@@ -3,8 +3,16 @@
 //! Main type: [`Instructions`]. Every kernel with variants for several instruction sets asks
 //! [`Instructions::in_use`], so that all of them choose alike. The choice is made once per process,
 //! because the last bits of matrix products depend on it.
+//!
+//! The environment variable `DEEPBURN_INSTRUCTIONS` names the widest level that kernels may use.
+//! With it, hosts with different processors use the same instructions, and a machine shows how fast
+//! older ones are.
 
 use std::sync::OnceLock;
+use std::{env, error, fmt};
+
+/// The environment variable with the widest level that kernels may use.
+const VARIABLE: &str = "DEEPBURN_INSTRUCTIONS";
 
 /// A level of x86-64 instruction sets. Each level includes the narrower ones, in the order of the
 /// variants. Other processors have the narrowest level.
@@ -29,10 +37,50 @@ impl Instructions {
     pub const ALL: [Self; 6] =
         [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Vnni, Self::Avx512Bf16, Self::Amx];
 
-    /// Returns the level that the kernels of this process use.
+    /// Returns the level that the kernels of this process use: the processor's widest level, or the
+    /// one that `DEEPBURN_INSTRUCTIONS` names.
+    ///
+    /// The variable is read once per process. Kernels cannot fail, so a value that
+    /// [`check`](Self::check) refuses does not limit them. Programs call it before they train.
+    #[inline]
     pub fn in_use() -> Self {
-        static IN_USE: OnceLock<Instructions> = OnceLock::new();
-        *IN_USE.get_or_init(Self::of_processor)
+        match Self::choice() {
+            Ok(level) => *level,
+            Err(_) => Self::of_processor(),
+        }
+    }
+
+    /// Checks `DEEPBURN_INSTRUCTIONS` and returns the level that kernels use.
+    ///
+    /// # Errors
+    /// Returns an error if the variable names an unknown level, or one that the processor lacks.
+    pub fn check() -> Result<Self, InstructionsError> {
+        Self::choice().clone()
+    }
+
+    /// Returns the choice of this process.
+    #[inline]
+    fn choice() -> &'static Result<Self, InstructionsError> {
+        static CHOICE: OnceLock<Result<Instructions, InstructionsError>> = OnceLock::new();
+        CHOICE.get_or_init(|| {
+            let value = env::var_os(VARIABLE).map(|value| value.to_string_lossy().into_owned());
+            Self::of_processor().limited_by(value.as_deref())
+        })
+    }
+
+    /// Returns the level that is used if this is the widest one of the processor and
+    /// `DEEPBURN_INSTRUCTIONS` has `value`. An empty value is the same as none.
+    fn limited_by(self, value: Option<&str>) -> Result<Self, InstructionsError> {
+        let Some(name) = value.map(str::trim).filter(|name| !name.is_empty()) else {
+            return Ok(self);
+        };
+        match Self::ALL.into_iter().find(|level| level.name() == name) {
+            None => Err(InstructionsError::Unknown { value: name.to_owned() }),
+            Some(level) if level > self => {
+                Err(InstructionsError::Unsupported { asked: level, widest: self })
+            }
+            Some(level) => Ok(level),
+        }
     }
 
     /// Returns the widest level of this processor. AMX also needs Linux, which has to save its
@@ -71,7 +119,7 @@ impl Instructions {
         self == Self::Portable
     }
 
-    /// Returns the name, which is that of the compiler's or Linux's flags for the set.
+    /// Returns the name, which is also the value of `DEEPBURN_INSTRUCTIONS`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Portable => "portable",
@@ -83,6 +131,52 @@ impl Instructions {
         }
     }
 }
+
+impl fmt::Display for Instructions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The reason why `DEEPBURN_INSTRUCTIONS` cannot be honored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum InstructionsError {
+    /// No level has this name.
+    Unknown {
+        /// The value of the variable.
+        value: String,
+    },
+    /// The processor lacks the level.
+    Unsupported {
+        /// The level that the variable names.
+        asked: Instructions,
+        /// The widest level of the processor.
+        widest: Instructions,
+    },
+}
+
+impl fmt::Display for InstructionsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unknown { value } => {
+                let [first @ .., last] = Instructions::ALL.map(Instructions::name);
+                write!(
+                    f,
+                    "{VARIABLE} is `{value}`; allowed are {} and {last}: unset it to use all \
+                     instructions of the processor",
+                    first.join(", ")
+                )
+            }
+            Self::Unsupported { asked, widest } => write!(
+                f,
+                "{VARIABLE} is {asked}, which this processor lacks; set it to {widest} or a \
+                 narrower level, or unset it"
+            ),
+        }
+    }
+}
+
+impl error::Error for InstructionsError {}
 
 /// Returns true if the processor supports AMX-BF16 and the operating system saves the tile
 /// registers. AMX is used only on Linux.
@@ -116,4 +210,59 @@ fn has_amx() -> bool {
     // SAFETY: the OSXSAVE bit is set, so XGETBV exists and is enabled.
     let xcr0 = unsafe { _xgetbv(0) };
     xcr0 & XTILE == XTILE
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn a_level_limits_the_processor() {
+        let widest = Instructions::Avx512Bf16;
+        for value in [None, Some(""), Some(" "), Some("avx512_bf16")] {
+            assert_eq!(widest.limited_by(value), Ok(widest), "{value:?}");
+        }
+        assert_eq!(widest.limited_by(Some(" avx2 ")), Ok(Instructions::Avx2));
+        assert_eq!(widest.limited_by(Some("portable")), Ok(Instructions::Portable));
+    }
+
+    #[test]
+    fn other_values_are_refused_with_a_remedy() {
+        let error = |value| Instructions::Avx2.limited_by(Some(value)).unwrap_err().to_string();
+        assert_eq!(
+            error("avx"),
+            "DEEPBURN_INSTRUCTIONS is `avx`; allowed are portable, avx2, avx512, avx512_vnni, \
+             avx512_bf16 and amx: unset it to use all instructions of the processor"
+        );
+        assert_eq!(
+            error("amx"),
+            "DEEPBURN_INSTRUCTIONS is amx, which this processor lacks; set it to avx2 or a \
+             narrower level, or unset it"
+        );
+        assert!(error("AVX2").contains("`AVX2`"));
+    }
+
+    /// Runs tests that compare kernels with references again at every narrower level. They then
+    /// choose as on a processor that has only these instructions.
+    #[test]
+    fn kernels_are_right_at_every_level() {
+        let narrower = Instructions::ALL.into_iter().filter(|it| *it < Instructions::in_use());
+        let runs = narrower.map(|level| {
+            let mut tests = Command::new(env::current_exe().unwrap());
+            tests.env(VARIABLE, level.name()).args([
+                "the_instruction_set_changes_no_bit",
+                "any_strides_agree_with_f64",
+                "quantized",
+                "working",
+            ]);
+            (level, tests.output().unwrap())
+        });
+        for (level, output) in runs {
+            let text = String::from_utf8_lossy(&output.stdout);
+            assert!(output.status.success(), "{level}:\n{text}");
+            assert!(!text.contains(" 0 passed"), "{level}:\n{text}");
+        }
+    }
 }

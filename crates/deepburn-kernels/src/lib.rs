@@ -27,9 +27,9 @@
 //!
 //! The loops are plain iterations that the compiler vectorizes. If a loop would be slower than
 //! memory with the baseline instruction set, it is compiled for several instruction sets and one of
-//! them is selected at run time ([`Instructions`]). Long slices are divided into blocks of 16,384
-//! elements, which run on the current rayon pool; slices below 65,536 elements stay on the calling
-//! thread.
+//! them is selected at run time ([`Instructions`], which `DEEPBURN_INSTRUCTIONS` limits). Long
+//! slices are divided into blocks of 16,384 elements, which run on the current rayon pool; slices
+//! below 65,536 elements stay on the calling thread.
 //!
 //! | Optimizer | f32 states per parameter, besides the master weight |
 //! |---|---|
@@ -93,7 +93,7 @@ pub use elementwise::OwnedSlice;
 pub use elementwise_step::ElementwiseStep;
 pub use flat::flatten;
 pub use float_slice::{FloatSlice, widen};
-pub use instructions::Instructions;
+pub use instructions::{Instructions, InstructionsError};
 pub use lamb::{Lamb, LambStep, lamb_step_size, trust_ratio};
 pub use lion::{Lion, LionStep, lion_reference};
 pub use muon::{MuonMomentum, MuonMomentumStep};

@@ -12,6 +12,7 @@ use std::time::Duration;
 use deepburn_comm::{CollectiveTag, run_rank};
 use deepburn_comm::{CommError, FailureCause, Placement, PlacementError, RankFailure};
 use deepburn_config::counted;
+use deepburn_kernels::{Instructions, InstructionsError};
 use deepburn_learner::BoxError;
 #[cfg(feature = "mpi")]
 use deepburn_mpi::{MpiGroup, Process, Settings};
@@ -94,6 +95,9 @@ pub enum RanksError {
         /// The number of processes that it started.
         started: usize,
     },
+    /// The environment variable `DEEPBURN_INSTRUCTIONS` cannot be honored.
+    #[error(transparent)]
+    Instructions(#[from] InstructionsError),
     /// The processes could not connect.
     #[error(transparent)]
     Comm(#[from] CommError),
@@ -132,9 +136,11 @@ impl Ranks {
     /// Without a launcher all ranks are threads of this process.
     ///
     /// # Errors
-    /// Returns an error if the launcher's variables are contradictory, if the program was built
-    /// without MPI but several processes were started, or if another process does not connect.
+    /// Returns an error if the launcher's variables are contradictory, if `DEEPBURN_INSTRUCTIONS`
+    /// cannot be honored, if the program was built without MPI but several processes were started,
+    /// or if another process does not connect.
     pub fn connect() -> Result<Self, RanksError> {
+        Instructions::check()?;
         match Placement::detect()? {
             None => Ok(Self { execution: Execution::Threads }),
             Some(placement) => Self::of(placement),

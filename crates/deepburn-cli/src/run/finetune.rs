@@ -33,7 +33,7 @@ use deepburn::checkpoint::Checkpoint;
 use deepburn::ops::{FusedOps, OptimizerOps};
 use deepburn::zero::Group;
 use deepburn::{Ranks, RanksError};
-use deepburn_config::{JobRequest, TrainingJob, counted};
+use deepburn_config::{Backend, JobRequest, TrainingJob, counted};
 use deepburn_monitor::Profiler;
 
 use crate::console;
@@ -41,6 +41,7 @@ use crate::data::recipe::{InitialWeights, Recipe};
 use crate::data::subject::with_recipe;
 use crate::failure::Failure;
 use crate::job::devices::{Devices, with_backend};
+use crate::job::instructions::instructions_in_words;
 use crate::run::agreement::{agree, check_shared, failure_of_rank, one_per_host_first};
 use crate::run::hooks::{StepCounter, hooks};
 use crate::run::output_folder::open_output;
@@ -274,6 +275,9 @@ impl Run<'_> {
             preparation.plan.sharding(),
             counted(self.training().placement.ranks, "rank"),
         );
+        if self.training().placement.backend == Backend::Flex {
+            tracing::info!("CPU kernels: {}", instructions_in_words());
+        }
         announce_swap(preparation);
 
         let outcomes = self.train_ranks(recipe, &placed)?;

@@ -23,6 +23,7 @@ mod generated;
 mod generation;
 mod hub;
 mod hybrid;
+mod instructions;
 mod job;
 mod label_kinds;
 mod label_smoothing;

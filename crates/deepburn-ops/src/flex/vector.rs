@@ -216,6 +216,19 @@ mod tests {
         assert!(tanh(f32::NAN).is_nan());
     }
 
+    /// Runs the tests of vectorized functions again at every narrower level.
+    #[test]
+    fn every_level_computes_these_bits() {
+        use deepburn_kernels::Instructions;
+
+        for level in Instructions::ALL.into_iter().filter(|it| *it < Instructions::in_use()) {
+            let mut tests = std::process::Command::new(std::env::current_exe().unwrap());
+            tests.env("DEEPBURN_INSTRUCTIONS", level.name()).arg("is_right_everywhere");
+            let text = String::from_utf8(tests.output().unwrap().stdout).unwrap();
+            assert!(text.contains("test result: ok. 2 passed"), "{level}:\n{text}");
+        }
+    }
+
     proptest! {
         #[test]
         fn sums_and_maxima_match(values in proptest::collection::vec(-10_f32..10.0, 0..100)) {

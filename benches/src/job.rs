@@ -17,10 +17,12 @@ pub(crate) enum RunPrecision {
     Fp32,
     /// bf16 parameters and activations. DeepBurn keeps f32 master weights.
     Bf16,
+    /// f16 parameters and activations with f32 master weights. Peers are not measured in it.
+    Fp16,
 }
 
 impl RunPrecision {
-    /// Both precisions, in the order of the rows.
+    /// The precisions of most tables, in the order of the rows.
     pub(crate) const ALL: [Self; 2] = [Self::Fp32, Self::Bf16];
 
     /// Returns the name in rows of tables, which is also the value of the peers' option `--dtype`.
@@ -28,6 +30,7 @@ impl RunPrecision {
         match self {
             Self::Fp32 => "fp32",
             Self::Bf16 => "bf16",
+            Self::Fp16 => "fp16",
         }
     }
 }
@@ -132,6 +135,8 @@ pub(crate) struct BenchJob {
     pub(crate) file: Value,
     /// The cargo features of the `finetune` that runs the job.
     pub(crate) features: Features,
+    /// Further environment variables of the program, with their values.
+    pub(crate) variables: Vec<(&'static str, &'static str)>,
 }
 
 impl BenchJob {
@@ -168,7 +173,7 @@ impl BenchJob {
 
     /// Returns a job of rank threads on the CPU backend.
     pub(crate) fn of_file(file: Value) -> Self {
-        Self { file, features: Features::Default }
+        Self { file, features: Features::Default, variables: vec![] }
     }
 
     /// Returns the job with another value of the key `path`, such as `deepspeed.bf16.enabled`.
@@ -204,6 +209,11 @@ impl BenchJob {
         match precision {
             RunPrecision::Fp32 => self,
             RunPrecision::Bf16 => self.set("deepspeed.bf16.enabled", true),
+            // With the default scale, the first steps overflow and are skipped, which takes less
+            // time.
+            RunPrecision::Fp16 => {
+                self.set("deepspeed.fp16", json!({ "enabled": true, "initial_scale_power": 8 }))
+            }
         }
     }
 
@@ -216,6 +226,12 @@ impl BenchJob {
     /// Returns the job with rank processes, which need the feature `mpi` and `mpirun`.
     pub(crate) fn with_processes(self) -> Self {
         Self { features: Features::Mpi, ..self }
+    }
+
+    /// Returns the job with another environment variable of its program.
+    pub(crate) fn variable(mut self, name: &'static str, value: &'static str) -> Self {
+        self.variables.push((name, value));
+        self
     }
 
     /// Returns the number of ranks in the file.

@@ -100,18 +100,27 @@ pub(crate) struct PeerRun<'a> {
     pub(crate) steps: usize,
     /// Further options of the script.
     pub(crate) options: Vec<String>,
+    /// Further environment variables of the script, with their values.
+    pub(crate) variables: Vec<(&'static str, &'static str)>,
 }
 
 impl<'a> PeerRun<'a> {
     /// Returns a run of a script that is not distributed, in f32 and without further options.
     pub(crate) fn new(script: Script, workload: &'a Workload, steps: usize) -> Self {
         let precision = RunPrecision::Fp32;
-        Self { script, ranks: None, workload, precision, steps, options: vec![] }
+        let (options, variables) = (vec![], vec![]);
+        Self { script, ranks: None, workload, precision, steps, options, variables }
     }
 
     /// Returns the run with further options of the script.
     pub(crate) fn with(mut self, options: &[&str]) -> Self {
         self.options.extend(options.iter().map(ToString::to_string));
+        self
+    }
+
+    /// Returns the run with another environment variable of the script.
+    pub(crate) fn variable(mut self, name: &'static str, value: &'static str) -> Self {
+        self.variables.push((name, value));
         self
     }
 }
@@ -163,6 +172,16 @@ impl Peers {
         ranks: usize,
         arguments: &[impl AsRef<OsStr>],
     ) -> Outcome<ProgramRun> {
+        Watched::from(self.command(script, ranks, arguments)?).run()
+    }
+
+    /// Returns the command of [`run`](Self::run).
+    fn command(
+        &self,
+        script: Script,
+        ranks: usize,
+        arguments: &[impl AsRef<OsStr>],
+    ) -> Outcome<Command> {
         let mut command = Command::new(self.environment.join("bin/python"));
         command.arg(self.file(script)).args(arguments);
         command.env("PATH", self.search_path()?).env("DS_ACCELERATOR", "cpu");
@@ -172,7 +191,7 @@ impl Peers {
         command.env("OMP_NUM_THREADS", threads.max(1).to_string());
         // Python must not write compiled scripts to the repository.
         command.env("PYTHONDONTWRITEBYTECODE", "1").env("HF_HUB_OFFLINE", "1");
-        Watched::from(command).run()
+        Ok(command)
     }
 
     /// Trains with a peer and returns its observations without the first `uncounted` steps.
@@ -202,7 +221,9 @@ impl Peers {
         ];
         arguments.extend(options.into_iter().flat_map(|(name, value)| [name.to_owned(), value]));
         arguments.extend_from_slice(&run.options);
-        let run = self.run(script, run.ranks.unwrap_or(1), &arguments)?;
+        let mut command = self.command(script, run.ranks.unwrap_or(1), &arguments)?;
+        command.envs(run.variables.iter().copied());
+        let run = Watched::from(command).run()?;
         let ready = run
             .lines
             .iter()

@@ -217,7 +217,7 @@ impl Suite {
         // With the caches of the user, runs would depend on earlier runs.
         command.current_dir(self.scratch()).env("XDG_CACHE_HOME", self.scratch().join("cache"));
         // A missing file is an error at once, instead of a download.
-        command.env("HF_HUB_OFFLINE", "1");
+        command.env("HF_HUB_OFFLINE", "1").envs(job.variables.iter().copied());
         Ok(command)
     }
 

@@ -20,6 +20,7 @@ mod lengths;
 mod loader;
 mod offload;
 mod optimizers;
+mod processors;
 mod products;
 mod scaling;
 mod score;
@@ -75,10 +76,11 @@ pub(crate) struct Bench {
 }
 
 /// All benchmarks, in the order in which they are run and reported.
-pub(crate) const BENCHES: [Bench; 17] = [
+pub(crate) const BENCHES: [Bench; 18] = [
     step::BENCH,
     lengths::BENCH,
     compiled_ranks::BENCH,
+    processors::BENCH,
     decoders::BENCH,
     generation::BENCH,
     products::BENCH,

@@ -294,14 +294,29 @@ impl Search {
     }
 
     /// Returns the candidates to measure again in turns, because their measurements differ by less
-    /// than two measurements of one candidate may. Empty if there is only one.
+    /// than two measurements of one candidate may, or because a forecast says that a measurement
+    /// was disturbed. Empty if there is only one.
     pub fn rivals(&self) -> Vec<usize> {
-        let Some(best) = self.best().and_then(|best| self.measured_cost(best)) else {
+        let best = self.best();
+        let Some(least) = best.and_then(|best| self.measured_cost(best)) else {
             return Vec::new();
         };
+        // Other programs may slow down the few steps of a measurement, but never make one faster.
+        let calibration = self.calibration();
+        let plausible = |(cost, index): (f64, usize)| {
+            let trial = &self.trials[index];
+            let predicted = trial.prediction().map(|prediction| calibration.seconds(prediction));
+            let predicted = predicted.map(|seconds| trial.cost(self.limits.metric, seconds));
+            (predicted.map_or(cost, |predicted| predicted.min(cost)), index)
+        };
+        let bound = least * (1.0 + RIVAL);
         let mut close: Vec<_> =
-            self.costs().filter(|(cost, _)| *cost <= best * (1.0 + RIVAL)).collect();
-        close.sort_by(|one, other| one.0.total_cmp(&other.0));
+            self.costs().map(plausible).filter(|(cost, _)| *cost <= bound).collect();
+        // The best one first: it stays in the list, however many forecasts are lower.
+        let is_other = |index| Some(index) != best;
+        close.sort_by(|one, other| {
+            is_other(one.1).cmp(&is_other(other.1)).then(one.0.total_cmp(&other.0))
+        });
         close.truncate(MOST_RIVALS);
         match close.len() {
             0 | 1 => Vec::new(),
@@ -504,6 +519,26 @@ mod tests {
         search.record(other, measurement(0.1));
         assert_eq!(search.best(), Some(other));
         assert_eq!(search.measured().iter().filter(|it| **it == other).count(), 1);
+    }
+
+    /// Two steps of the fastest candidate were slowed down by another program.
+    #[test]
+    fn a_disturbed_measurement_is_repeated() {
+        let mut search = Search::new(candidates(), LIMITS, forecast);
+        let fastest = search.next().unwrap();
+        let disturbed = 1.5 * predicted(&search.trials[fastest]);
+        search.record(fastest, measurement(disturbed));
+        while let Some(next) = search.next() {
+            let seconds = predicted(&search.trials[next]);
+            search.record(next, measurement(seconds));
+        }
+        assert_ne!(search.best(), Some(fastest));
+        let rivals = search.rivals();
+        assert_eq!(rivals.first().copied(), search.best());
+        assert!(rivals.contains(&fastest), "{rivals:?}");
+        let undisturbed = predicted(&search.trials[fastest]);
+        search.record(fastest, measurement(undisturbed));
+        assert_eq!(search.best(), Some(fastest));
     }
 
     #[test]

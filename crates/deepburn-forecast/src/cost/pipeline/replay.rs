@@ -34,7 +34,13 @@ pub(super) fn replay(
     let mut stages: Vec<_> = tasks.into_iter().map(StageRun::new).collect();
     loop {
         // What a stage waits for may come from a stage that is visited later.
-        while stages.iter_mut().fold(false, |any, stage| stage.proceed(&mut shared) || any) {}
+        let mut has_proceeded = true;
+        while has_proceeded {
+            has_proceeded = false;
+            for stage in &mut stages {
+                has_proceeded |= stage.proceed(&mut shared);
+            }
+        }
         let gain = machine.gain(stages.iter().filter(|stage| stage.is_busy()).count());
         let ends = stages.iter().filter_map(|stage| stage.end(shared.now, gain));
         let Some(next) = ends.reduce(f64::min) else { break };

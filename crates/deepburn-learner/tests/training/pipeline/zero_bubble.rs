@@ -122,8 +122,17 @@ impl Loss for Ways<Trained> {
     }
 }
 
-/// Trains [`Ways`], and returns losses, norms and values.
-fn train_ways(stages: usize, settings: &Value) -> (Vec<Vec<f64>>, Vec<Option<f64>>, Vec<Vec<u8>>) {
+/// What the first rank knows of a run.
+#[derive(Debug, PartialEq)]
+struct TrainedWays {
+    losses: Vec<Vec<f64>>,
+    norms: Vec<Option<f64>>,
+    /// The bytes of each parameter.
+    values: Vec<Vec<u8>>,
+}
+
+/// Trains [`Ways`].
+fn train_ways(stages: usize, settings: &Value) -> TrainedWays {
     let shape = Shape { stages, ranks: 1, micro_batches: 4 };
     let plan = with_schedule(plan(shape, settings), ZeroBubbleH1);
     let mut ranks = run_ranks(stages, Duration::from_secs(60), |member| {
@@ -147,7 +156,7 @@ fn train_ways(stages: usize, settings: &Value) -> (Vec<Vec<f64>>, Vec<Option<f64
             data.map(|data| data.as_bytes().to_vec()).map_err(deepburn_learner::EngineError::from)
         };
         let values = (0..engine.parameters().len()).map(read).collect::<Result<_, _>>()?;
-        Ok::<_, Cause>((losses, norms, values))
+        Ok::<_, Cause>(TrainedWays { losses, norms, values })
     })
     .unwrap_or_else(|failure| panic!("{stages} stages: {failure}"));
     ranks.swap_remove(0)

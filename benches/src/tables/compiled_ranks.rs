@@ -1,8 +1,8 @@
 //! Measures the training step of GPT-2 on two ranks with 1,024 tokens each: stage 0 beside DDP, and
 //! stage 3 beside FSDP2, eager and with `torch.compile`.
 //!
-//! Steps, rounds and columns are as in [lengths](super::lengths). In bf16, DDP
-//! has weights and optimizer states in bf16, and DeepBurn and FSDP2 have f32 master weights.
+//! Steps, rounds and columns are as in [`super::lengths`]. In bf16, DDP has weights and
+//! optimizer states in bf16, and DeepBurn and FSDP2 have f32 master weights.
 //!
 //! The bounds apply to ratios on the machine of the report, in full runs.
 

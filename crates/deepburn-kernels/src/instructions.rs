@@ -8,7 +8,7 @@
 //! With it, hosts with different processors use the same instructions, and a machine shows how fast
 //! older ones are.
 
-use std::sync::OnceLock;
+use std::sync::{Once, OnceLock};
 use std::{env, error, fmt};
 
 /// The environment variable with the widest level that kernels may use.
@@ -41,13 +41,22 @@ impl Instructions {
     /// one that `DEEPBURN_INSTRUCTIONS` names.
     ///
     /// The variable is read once per process. Kernels cannot fail, so a value that
-    /// [`check`](Self::check) refuses does not limit them. Programs call it before they train.
+    /// [`check`](Self::check) refuses does not limit them, with a warning. Programs call it before
+    /// they train.
     #[inline]
     pub fn in_use() -> Self {
         match Self::choice() {
             Ok(level) => *level,
-            Err(_) => Self::of_processor(),
+            Err(error) => Self::without_limit(error),
         }
+    }
+
+    /// Returns the processor's widest level, and warns once of a variable that was not checked.
+    #[cold]
+    fn without_limit(error: &InstructionsError) -> Self {
+        static WARNED: Once = Once::new();
+        WARNED.call_once(|| tracing::warn!("{error}; it has no effect"));
+        Self::of_processor()
     }
 
     /// Checks `DEEPBURN_INSTRUCTIONS` and returns the level that kernels use.

@@ -252,10 +252,8 @@ impl Search {
         let calibration = self.calibration();
         let unmeasured =
             self.trials.iter().enumerate().filter(|(_, trial)| trial.measured.is_none());
-        let predicted = unmeasured.filter_map(|(index, trial)| {
-            let seconds = calibration.seconds(trial.prediction()?);
-            Some((index, trial.cost(self.limits.metric, seconds)))
-        });
+        let predicted = unmeasured
+            .filter_map(|(index, _)| Some((index, self.predicted_cost(index, &calibration)?)));
         let (next, cost) = predicted.min_by(|one, other| one.1.total_cmp(&other.1))?;
         (self.limits.exhaustive || self.is_worth(cost)).then_some(next)
     }
@@ -285,10 +283,7 @@ impl Search {
     /// candidate. If forecasts are wrong by a factor that the calibration does not know, both
     /// predictions are wrong by it.
     fn comes_close(&self, cost: f64, best: usize) -> bool {
-        let predicted = self.trials[best].prediction().map(|prediction| {
-            let seconds = self.calibration().seconds(prediction);
-            self.trials[best].cost(self.limits.metric, seconds)
-        });
+        let predicted = self.predicted_cost(best, &self.calibration());
         let bounds = [self.measured_cost(best), predicted];
         bounds.into_iter().flatten().any(|bound| cost < bound * (1.0 + CLOSE))
     }
@@ -304,9 +299,7 @@ impl Search {
         // Other programs may slow down the few steps of a measurement, but never make one faster.
         let calibration = self.calibration();
         let plausible = |(cost, index): (f64, usize)| {
-            let trial = &self.trials[index];
-            let predicted = trial.prediction().map(|prediction| calibration.seconds(prediction));
-            let predicted = predicted.map(|seconds| trial.cost(self.limits.metric, seconds));
+            let predicted = self.predicted_cost(index, &calibration);
             (predicted.map_or(cost, |predicted| predicted.min(cost)), index)
         };
         let bound = least * (1.0 + RIVAL);
@@ -327,6 +320,12 @@ impl Search {
     /// Returns the costs and the indices of the measured candidates. Failed ones have no cost.
     fn costs(&self) -> impl Iterator<Item = (f64, usize)> {
         self.order.iter().filter_map(|index| Some((self.measured_cost(*index)?, *index)))
+    }
+
+    /// Returns the cost of a candidate that fits, by its corrected forecast.
+    fn predicted_cost(&self, index: usize, calibration: &Calibration) -> Option<f64> {
+        let trial = &self.trials[index];
+        Some(trial.cost(self.limits.metric, calibration.seconds(trial.prediction()?)))
     }
 
     /// Returns the cost of a measured candidate.

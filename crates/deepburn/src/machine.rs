@@ -70,7 +70,9 @@ pub fn machine_speed<B: OptimizerOps>(device: &B::Device, sizes: MeasuredSizes) 
             seconds: median_seconds::<B, _>(device, || B::matmul(left.clone(), right.clone())),
         }
     };
-    let (flops, operand_bandwidth) = product_speed(&product(rows), &product(fewest_rows));
+    let many = product(rows);
+    let few = if fewest_rows < rows { product(fewest_rows) } else { many };
+    let (flops, operand_bandwidth) = product_speed(&many, &few);
     let elements = (rows * inner).max(LEAST_ELEMENTS);
     let array = ones([1, elements]);
     let addition = median_seconds::<B, _>(device, || array.clone().add_scalar(1.0));

@@ -31,7 +31,7 @@ pub(super) fn replay(
         arrivals: HashMap::new(),
         meetings: HashMap::new(),
     };
-    let mut stages: Vec<_> = tasks.into_iter().map(StageRun::new).collect();
+    let mut stages: Vec<_> = tasks.into_iter().map(StageReplay::new).collect();
     loop {
         // What a stage waits for may come from a stage that is visited later.
         let mut has_proceeded = true;
@@ -105,7 +105,7 @@ enum StageState {
 }
 
 /// The progress of one stage.
-struct StageRun {
+struct StageReplay {
     tasks: std::iter::Peekable<std::vec::IntoIter<StageTask>>,
     state: StageState,
     /// The time at which the link of the rank becomes free.
@@ -116,7 +116,7 @@ struct StageRun {
     cost: StageCost,
 }
 
-impl StageRun {
+impl StageReplay {
     fn new(StageTasks { tasks, collective_bytes, message_bytes, .. }: StageTasks) -> Self {
         Self {
             tasks: tasks.into_iter().peekable(),

@@ -168,8 +168,15 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
                         unreachable!("a schedule runs a backward pass after its forward pass")
                     };
                     self.run_separate_backward(pass, index)?;
+                    if self.weight_gradients() == WeightGradients::AfterPass {
+                        self.run_deferred()?;
+                    }
                 }
-                Action::Weights(_) => self.run_deferred()?,
+                Action::Weights(_) if self.weight_gradients() == WeightGradients::Deferred => {
+                    self.run_deferred()?;
+                }
+                // The backward pass has computed them.
+                Action::Weights(_) => {}
             }
             batches.after_phase(self.ledger());
         }
@@ -231,23 +238,20 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         Ok(())
     }
 
-    /// Returns when the backward passes of this stage compute the gradients of weights.
+    /// Returns when this stage computes the gradients of weights.
     fn weight_gradients(&self) -> WeightGradients {
         let count = self.batch.gradient_accumulation_steps;
         let stage = self.states.stages().map_or(0, Stages::stage);
-        match self.settings.pass_schedule.deferred(stage, count) {
-            // The schedule has them right after the backward pass, which frees the operands of each
-            // product when it is computed.
-            0 => WeightGradients::InPass,
+        match (stage, self.settings.pass_schedule.deferred(stage, count)) {
+            // No stage waits for the first one, so each product can free its operands at once.
+            (0, _) => WeightGradients::InPass,
+            (_, 0) => WeightGradients::AfterPass,
             _ => WeightGradients::Deferred,
         }
     }
 
-    /// Computes the gradients of weights that the oldest backward pass has deferred.
+    /// Computes the gradients of weights that the oldest backward pass has left.
     fn run_deferred(&mut self) -> Result<(), Cause> {
-        if self.weight_gradients() == WeightGradients::InPass {
-            return Ok(());
-        }
         let started = Instant::now();
         let context = self.states.enter(None);
         let result = trace_span!("weight gradients").in_scope(|| -> Result<(), EngineError> {

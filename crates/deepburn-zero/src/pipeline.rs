@@ -15,6 +15,12 @@
 //! its backward only when all later stages have ended theirs ([`Stages::await_later`]): gradients
 //! of activations move to earlier stages only, so all messages have arrived. Parts of a parameter's
 //! gradient that move to a later stage are awaited between the passes (`gradient/late.rs`).
+//!
+//! A rank thread therefore ends a backward pass only when every other one has ended the backward
+//! pass that it is in. With 1F1B that would be the pass of the next micro-batch on the stage after.
+//! So a pass after the first stage leaves its products of weight gradients until it has ended
+//! ([`WeightGradients::AfterPass`]): it holds its lock for half of the time, and its gradient of
+//! activations is on its way.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -245,17 +251,21 @@ struct PassProgress {
     current: usize,
     /// The number of messages of the pass so far, between any stages.
     messages: u64,
-    /// When a backward pass computes the gradients of weights.
+    /// When the gradients of weights are computed.
     weights: WeightGradients,
 }
 
-/// When a backward pass computes the gradients of weights.
+/// When the gradients of weights of a backward pass are computed, as far as they can wait: the
+/// products of linear layers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum WeightGradients {
     /// In the pass.
     #[default]
     InPass,
-    /// After the pass, as far as they can wait: the products of linear layers.
+    /// After the pass, before any other. Products whose operands were recomputed or fetched are
+    /// computed in the pass, which would otherwise hold the operands of all its blocks.
+    AfterPass,
+    /// After later passes.
     Deferred,
 }
 
@@ -264,9 +274,9 @@ pub(crate) fn stages<B: Backend>() -> Option<Rc<Stages<B>>> {
     session::stages()?.downcast().ok()
 }
 
-/// Returns true if the pass in progress defers the gradients of weights.
-pub(crate) fn defers_weights<B: Backend>() -> bool {
-    stages::<B>().is_some_and(|it| it.progress.get().weights == WeightGradients::Deferred)
+/// Returns when the gradients of weights of the pass in progress are computed.
+pub(crate) fn weight_gradients<B: Backend>() -> WeightGradients {
+    stages::<B>().map_or_else(WeightGradients::default, |it| it.progress.get().weights)
 }
 
 impl<B: Backend> Stages<B> {
@@ -318,7 +328,7 @@ impl<B: Backend> Stages<B> {
         self.set(phase, MICRO_BATCH, pass, current);
     }
 
-    /// Sets when the pass in progress computes the gradients of weights.
+    /// Sets when the gradients of weights of the pass in progress are computed.
     pub(crate) fn set_weight_gradients(&self, weights: WeightGradients) {
         self.progress.set(PassProgress { weights, ..self.progress.get() });
     }

@@ -268,8 +268,8 @@ impl<B: OptimizerOps> ModelStates<B> {
     }
 
     /// Starts the backward pass of micro-batch `pass` in a pipeline, after all later stages have
-    /// ended it and all ranks of this stage are here. If it defers the gradients of weights,
-    /// [`reduce_deferred`](Self::reduce_deferred) computes them.
+    /// ended it and all ranks of this stage are here. [`reduce_deferred`](Self::reduce_deferred)
+    /// computes the gradients of weights that it leaves.
     ///
     /// # Errors
     /// Returns an error if another rank fails or does not arrive in time.

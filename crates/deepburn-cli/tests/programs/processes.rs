@@ -148,7 +148,6 @@ fn processes_and_threads_agree_with_little_memory() {
     }
 }
 
-/// On other backends, tensors are sent through host memory.
 #[test]
 fn meshes_agree_with_threads_to_the_bit() {
     if !can_launch() {
@@ -161,6 +160,31 @@ fn meshes_agree_with_threads_to_the_bit() {
     same(&secondary(), "hpZ");
 }
 
+/// Messages between stages, late rows of the tied embedding, and deferred weight gradients.
+#[test]
+fn pipelines_agree_with_threads_to_the_bit() {
+    if !can_launch() {
+        return;
+    }
+    let runs = [
+        ("1f1b", 2, 1, 4, "fp32"),
+        ("zb-h1", 2, 3, 4, "bf16"),
+        ("gpipe", 3, 0, 3, "fp32"),
+        ("zb-h1", 3, 0, 3, "fp32"),
+    ];
+    for (schedule, stages, zero, ranks, precision) in runs {
+        let job = Job::uneven()
+            .sharded(zero, ranks)
+            .in_precision(precision)
+            .with("deepspeed.gradient_accumulation_steps", 5)
+            .with("training.pipeline_stages", stages)
+            .with("training.pipeline_schedule", schedule);
+        let what = format!("{schedule}, {stages} stages, ZeRO {zero}, {ranks} ranks, {precision}");
+        assert!(!same(&job, &what).steps.is_empty(), "{what}");
+    }
+}
+
+/// On other backends, tensors are sent through host memory.
 #[test]
 fn backends_agree_to_the_bit() {
     if !can_launch() {

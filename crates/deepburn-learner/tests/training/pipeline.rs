@@ -307,8 +307,18 @@ fn zero(stage: usize) -> Value {
 
 /// Trains a step with a schedule, and returns the peak of activations on each stage.
 fn activation_peaks(stages: usize, micro_batches: usize, schedule: PipelineSchedule) -> Vec<usize> {
+    activation_peaks_with(&zero(0), stages, micro_batches, schedule)
+}
+
+/// Returns the [`activation_peaks`] with other settings than the default ones.
+fn activation_peaks_with(
+    settings: &Value,
+    stages: usize,
+    micro_batches: usize,
+    schedule: PipelineSchedule,
+) -> Vec<usize> {
     let shape = Shape { stages, ranks: 1, micro_batches };
-    let plan = with_schedule(plan(shape, &zero(0)), schedule);
+    let plan = with_schedule(plan(shape, settings), schedule);
     let peaks = run_ranks(stages, Duration::from_secs(60), |member| {
         let group = Group::new(member);
         let engine = initialize_pipeline(Odd::new(0.0), &plan, layout(stages), group);

@@ -67,6 +67,21 @@ fn a_stage_holds_the_operands_of_its_deferred_gradients() {
     }
 }
 
+/// Without a schedule that defers gradients, later stages compute weight gradients at the end of
+/// each backward pass. With recomputation they would hold a stage's activations until then.
+#[test]
+fn operands_that_were_recomputed_are_not_held_until_the_pass_has_ended() {
+    for policy in ["full", "selective"] {
+        let recompute = merged(zero(0), &json!({"activation_checkpointing": {"policy": policy}}));
+        let peaks = |schedule| activation_peaks_with(&recompute, 2, 4, schedule);
+        let (plain, deferred) = (peaks(OneForwardOneBackward), peaks(ZeroBubbleH1));
+        assert_eq!(plain[0], deferred[0]);
+        // The layers of the last block, up and down, for the 8 tokens of the pass.
+        let held = size_of::<f32>() * 8 * (WIDTH + (2 * WIDTH + 1)) * 2;
+        assert!(deferred[1] >= plain[1] + held, "{policy}: {plain:?} and {deferred:?} bytes");
+    }
+}
+
 /// Layers whose weights reach their op in other ways than in [`Odd`].
 #[derive(Module, Debug)]
 struct Ways<B: Backend> {

@@ -190,13 +190,17 @@ fn with_schedule(plan: Plan, schedule: PipelineSchedule) -> Plan {
     Plan { pipeline, ..plan }
 }
 
-/// The stages of the parameters of [`Odd`], in the order of its execution.
+/// The fields of [`Odd`] in the order of its execution.
+const ORDER: [&str; 6] = ["embedding", "first", "middle", "frozen", "last", "scores"];
+
+/// Divides the fields of [`Odd`] evenly.
 fn layout(stages: usize) -> PipelineLayout {
-    let order = ["embedding", "first", "middle", "frozen", "last", "scores"];
-    let stage = |field: &str| {
-        let place = order.iter().position(|name| *name == field).unwrap();
-        (place * stages / order.len()).min(stages - 1)
-    };
+    layout_by(stages, |place| (place * stages / ORDER.len()).min(stages - 1))
+}
+
+/// Gives each field of [`Odd`] the stage of its place in [`ORDER`].
+fn layout_by(stages: usize, stage_of: impl Fn(usize) -> usize) -> PipelineLayout {
+    let stage = |field: &str| stage_of(ORDER.iter().position(|name| *name == field).unwrap());
     let model = Odd::new(0.0);
     let mut paths = Paths::default();
     model.visit(&mut paths);
@@ -307,21 +311,16 @@ fn zero(stage: usize) -> Value {
 
 /// Trains a step with a schedule, and returns the peak of activations on each stage.
 fn activation_peaks(stages: usize, micro_batches: usize, schedule: PipelineSchedule) -> Vec<usize> {
-    activation_peaks_with(&zero(0), stages, micro_batches, schedule)
+    let plan = plan(Shape { stages, ranks: 1, micro_batches }, &zero(0));
+    activation_peaks_of(&with_schedule(plan, schedule), || layout(stages))
 }
 
-/// Returns the [`activation_peaks`] with other settings than the default ones.
-fn activation_peaks_with(
-    settings: &Value,
-    stages: usize,
-    micro_batches: usize,
-    schedule: PipelineSchedule,
-) -> Vec<usize> {
-    let shape = Shape { stages, ranks: 1, micro_batches };
-    let plan = with_schedule(plan(shape, settings), schedule);
-    let peaks = run_ranks(stages, Duration::from_secs(60), |member| {
+/// Trains a step of a plan, and returns the peak of activations on each stage of a layout.
+fn activation_peaks_of(plan: &Plan, layout: impl Fn() -> PipelineLayout + Sync) -> Vec<usize> {
+    let micro_batches = plan.batch.gradient_accumulation_steps;
+    let peaks = run_ranks(plan.mesh.world_size(), Duration::from_secs(60), |member| {
         let group = Group::new(member);
-        let engine = initialize_pipeline(Odd::new(0.0), &plan, layout(stages), group);
+        let engine = initialize_pipeline(Odd::new(0.0), plan, layout(), group);
         let mut engine = engine.map_err(Cause::from)?;
         engine.ledger().reset_peaks();
         let mut batches = SeededBatches { first: 0, ranks: 1, rank: 0, count: micro_batches };

@@ -5,9 +5,10 @@
 //! multiplies PyTorch's fp32 matrices, has its own choice and is not limited. Burn's own kernels
 //! are not limited either.
 //!
-//! PyTorch trains bf16 weights and optimizer states, and is not measured in fp16. Without AVX-512 it
-//! multiplies bf16 matrices on one core and takes minutes for a step, so it is not measured in bf16
-//! there. DeepBurn's loss scale in fp16 starts at 2^8, so that no step overflows and is skipped.
+//! PyTorch trains bf16 weights and optimizer states, and is not measured in fp16. Without AVX-512
+//! it multiplies bf16 matrices on one core and takes minutes for a step, so it is not measured in
+//! bf16 there. DeepBurn's loss scale in fp16 starts at 2^8, so that no step overflows and is
+//! skipped.
 //!
 //! The bounds apply to ratios at the levels without bf16 instructions, in full runs.
 

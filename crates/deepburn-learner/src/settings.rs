@@ -1,6 +1,6 @@
 //! The settings of an engine that do not change during a run.
 
-use deepburn_config::{OverflowPlan, PipelineSchedule, Plan};
+use deepburn_config::{OverflowPlan, PipelineSchedule, Plan, RecomputePolicy};
 use deepburn_pipeline::PassSchedule;
 
 /// The part of a [`Plan`] that only the engine reads.
@@ -14,6 +14,8 @@ pub(crate) struct EngineSettings {
     pub(crate) gathers_for_saving: bool,
     /// The order of the passes of a pipeline stage.
     pub(crate) pass_schedule: PassSchedule,
+    /// Whether backward recomputes activations.
+    pub(crate) recomputes: bool,
 }
 
 impl EngineSettings {
@@ -24,6 +26,7 @@ impl EngineSettings {
             clip: plan.backward.gradient_clipping,
             gathers_for_saving: plan.zero.parameters.gather_16bit_weights_on_model_save,
             pass_schedule: pass_schedule(plan),
+            recomputes: plan.backward.activations.recompute != RecomputePolicy::Off,
         }
     }
 }

@@ -168,14 +168,12 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
                         unreachable!("a schedule runs a backward pass after its forward pass")
                     };
                     self.run_separate_backward(pass, index)?;
-                    if self.weight_gradients() == WeightGradients::AfterPass {
+                    if self.deferred_passes() == 0 {
                         self.run_deferred()?;
                     }
                 }
-                Action::Weights(_) if self.weight_gradients() == WeightGradients::Deferred => {
-                    self.run_deferred()?;
-                }
-                // The backward pass has computed them.
+                Action::Weights(_) if self.deferred_passes() > 0 => self.run_deferred()?,
+                // They were computed with the backward pass.
                 Action::Weights(_) => {}
             }
             batches.after_phase(self.ledger());
@@ -240,18 +238,28 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
 
     /// Returns when this stage computes the gradients of weights.
     fn weight_gradients(&self) -> WeightGradients {
-        let count = self.batch.gradient_accumulation_steps;
-        let stage = self.states.stages().map_or(0, Stages::stage);
-        match (stage, self.settings.pass_schedule.deferred(stage, count)) {
+        let is_first = self.states.stages().is_none_or(|stages| stages.stage() == 0);
+        match self.deferred_passes() {
             // No stage waits for the first one, so each product can free its operands at once.
-            (0, _) => WeightGradients::InPass,
-            (_, 0) => WeightGradients::AfterPass,
+            0 if is_first => WeightGradients::InPass,
+            // A pass would hold what it recomputes for all its blocks.
+            0 if self.settings.recomputes => WeightGradients::InPass,
             _ => WeightGradients::Deferred,
         }
     }
 
+    /// Returns how many backward passes run between one and its gradients of weights.
+    fn deferred_passes(&self) -> usize {
+        let count = self.batch.gradient_accumulation_steps;
+        let stage = self.states.stages().map_or(0, Stages::stage);
+        self.settings.pass_schedule.deferred(stage, count)
+    }
+
     /// Computes the gradients of weights that the oldest backward pass has left.
     fn run_deferred(&mut self) -> Result<(), Cause> {
+        if self.weight_gradients() == WeightGradients::InPass {
+            return Ok(());
+        }
         let started = Instant::now();
         let context = self.states.enter(None);
         let result = trace_span!("weight gradients").in_scope(|| -> Result<(), EngineError> {

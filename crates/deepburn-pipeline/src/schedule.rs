@@ -80,7 +80,7 @@ impl PassSchedule {
     //= Qi et al. 2023 section 2.1 ZB-H1
     /// Returns the number of micro-batches whose gradients of weights `stage` defers while it runs
     /// other passes. It holds the operands of their products meanwhile. A stage that defers none
-    /// computes them in the backward pass.
+    /// computes them in the backward pass, or right after it.
     pub fn deferred(self, stage: usize, micro_batches: usize) -> usize {
         match self {
             Self::FillDrain | Self::OneForwardOneBackward => 0,

@@ -19,7 +19,7 @@
 //! A rank thread therefore ends a backward pass only when every other one has ended the backward
 //! pass that it is in. With 1F1B that would be the pass of the next micro-batch on the stage after.
 //! So a pass after the first stage leaves its products of weight gradients until it has ended
-//! ([`WeightGradients::AfterPass`]): it holds its lock for half of the time, and its gradient of
+//! ([`WeightGradients::Deferred`]): it holds its lock for half of the time, and its gradient of
 //! activations is on its way.
 
 use std::cell::Cell;
@@ -262,10 +262,7 @@ pub enum WeightGradients {
     /// In the pass.
     #[default]
     InPass,
-    /// After the pass, before any other. Products whose operands were recomputed or fetched are
-    /// computed in the pass, which would otherwise hold the operands of all its blocks.
-    AfterPass,
-    /// After later passes.
+    /// After the pass, which holds their operands until then.
     Deferred,
 }
 
@@ -274,9 +271,9 @@ pub(crate) fn stages<B: Backend>() -> Option<Rc<Stages<B>>> {
     session::stages()?.downcast().ok()
 }
 
-/// Returns when the gradients of weights of the pass in progress are computed.
-pub(crate) fn weight_gradients<B: Backend>() -> WeightGradients {
-    stages::<B>().map_or_else(WeightGradients::default, |it| it.progress.get().weights)
+/// Returns true if the pass in progress defers the gradients of weights.
+pub(crate) fn defers_weights<B: Backend>() -> bool {
+    stages::<B>().is_some_and(|it| it.progress.get().weights == WeightGradients::Deferred)
 }
 
 impl<B: Backend> Stages<B> {

@@ -15,10 +15,10 @@ section! {
         /// Number of pipeline stages, which must divide the number of ranks. The same setting as
         /// training.pipeline_stages of a job file. DeepSpeed does not read this key.
         stages: usize = count_in(1, 63, 1).unit("stages").auto(),
-        /// Partition of the blocks into stages: "best" (the fastest pipeline that fits into
-        /// memory), "parameters" (similar numbers of parameters, as in DeepSpeed), "uniform" (equal
-        /// numbers of blocks) or "type:REGEX" (similar numbers of the blocks whose names match,
-        /// without regard to case). DeepSpeed does not read this key.
+        /// Partition of the blocks into stages: "best" (similar numbers of operations),
+        /// "parameters" (similar numbers of parameters, as in DeepSpeed), "uniform" (equal numbers
+        /// of blocks) or "type:REGEX" (similar numbers of the blocks whose names match, without
+        /// regard to case). DeepSpeed does not read this key.
         partition: &'a str = text("best"),
         /// Use a separate random seed for each layer.
         seed_layers = flag(false).inert("random numbers do not depend on the partition into stages"),

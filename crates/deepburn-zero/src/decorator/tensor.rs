@@ -156,11 +156,6 @@ impl<B: Backend> ZeroTensor<B> {
         }
     }
 
-    /// Returns true for an activation that backward recomputes or fetches.
-    pub(crate) fn is_recorded(&self) -> bool {
-        matches!(self, Self::Recorded(_))
-    }
-
     /// Notes a parameter as an operand of an op, which may start a block.
     pub(crate) fn note_parameter(&self, recorder: &BlockRecorder<B>) {
         if let Self::Parameter(view) = self {

@@ -1,7 +1,12 @@
 //! Gradients of weights that a schedule defers, compared bit by bit with one stage.
 
+use std::sync::{Arc, Mutex};
+
 use burn::nn::LinearConfig;
 use deepburn_ops::linear;
+use tracing::span::{Attributes, Id, Record};
+use tracing::subscriber::with_default;
+use tracing::{Event, Metadata, Subscriber};
 
 use super::PipelineSchedule::{OneForwardOneBackward, ZeroBubbleH1};
 use super::checkpoints::merged;
@@ -79,6 +84,54 @@ fn operands_that_were_recomputed_are_not_held_until_the_pass_has_ended() {
     // The inputs and gradients of the layers of two blocks, for the 8 tokens of the pass.
     let operands = 2 * size_of::<f32>() * 8 * 2 * (WIDTH + (2 * WIDTH + 1));
     assert!(three < one + operands / 2, "{three} and {one} bytes, operands of {operands} bytes");
+}
+
+/// Records the names of the spans of a thread.
+#[derive(Clone, Default)]
+struct SpanNames(Arc<Mutex<Vec<&'static str>>>);
+
+impl Subscriber for SpanNames {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.is_span()
+    }
+
+    fn new_span(&self, span: &Attributes<'_>) -> Id {
+        self.0.lock().unwrap().push(span.metadata().name());
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _span: &Id, _values: &Record<'_>) {}
+    fn record_follows_from(&self, _span: &Id, _follows: &Id) {}
+    fn event(&self, _event: &Event<'_>) {}
+    fn enter(&self, _span: &Id) {}
+    fn exit(&self, _span: &Id) {}
+}
+
+/// The passes of two stages with two micro-batches, in the order in which they run.
+#[test]
+fn later_stages_hand_on_their_gradient_before_they_compute_weight_gradients() {
+    let passes = |settings: &Value| {
+        let settings = merged(zero(0), settings);
+        let plan = plan(Shape { stages: 2, ranks: 1, micro_batches: 2 }, &settings);
+        let stages = run_ranks(2, Duration::from_secs(60), |member| {
+            let engine = initialize_pipeline(Odd::new(0.0), &plan, layout(2), Group::new(member));
+            let mut engine = engine.map_err(Cause::from)?;
+            let mut batches = SeededBatches { first: 0, ranks: 1, rank: 0, count: 2 };
+            let names = SpanNames::default();
+            with_default(names.clone(), || engine.train_batch(&mut batches))?;
+            let mut names = std::mem::take(&mut *names.0.lock().unwrap());
+            names.retain(|name| ["forward", "backward", "weight gradients"].contains(name));
+            Ok::<_, Cause>(names)
+        });
+        stages.unwrap()
+    };
+    let of_first = ["forward", "forward", "backward", "backward"];
+    let (split, whole) = (["forward", "backward", "weight gradients"], ["forward", "backward"]);
+    assert_eq!(passes(&json!({})), [of_first.to_vec(), [split, split].concat()]);
+    for checkpointing in [json!({"policy": "full"}), json!({"every_nth_block": 2})] {
+        let found = passes(&json!({"activation_checkpointing": checkpointing}));
+        assert_eq!(found, [of_first.to_vec(), [whole, whole].concat()], "{checkpointing}");
+    }
 }
 
 /// Layers whose weights reach their op in other ways than in [`Odd`].

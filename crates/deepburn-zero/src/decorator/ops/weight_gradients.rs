@@ -10,7 +10,7 @@ use burn_backend::{Backend, Shape, TensorMetadata};
 
 use crate::decorator::ZeroTensor;
 use crate::deferred::DeferredTensor;
-use crate::pipeline::{self, WeightGradients};
+use crate::pipeline;
 use crate::session::Leased;
 
 /// Runs an op, or defers it if the backward pass does. Its results have these shapes and the type
@@ -20,12 +20,7 @@ pub(super) fn weight_gradients<B: Backend, const N: usize>(
     shapes: [Shape; N],
     run: fn([FloatTensor<B>; 2]) -> [FloatTensor<B>; N],
 ) -> [ZeroTensor<B>; N] {
-    let waits = match pipeline::weight_gradients::<B>() {
-        WeightGradients::InPass => false,
-        WeightGradients::AfterPass => !operands.iter().any(ZeroTensor::is_recorded),
-        WeightGradients::Deferred => true,
-    };
-    if !waits {
+    if !pipeline::defers_weights::<B>() {
         return run(operands.map(ZeroTensor::into_full)).map(ZeroTensor::full);
     }
     let (dtype, device) = (operands[0].dtype(), operands[0].device());

@@ -20,6 +20,7 @@ mod lengths;
 mod loader;
 mod offload;
 mod optimizers;
+mod pipelines;
 mod processors;
 mod products;
 mod scaling;
@@ -76,10 +77,11 @@ pub(crate) struct Bench {
 }
 
 /// All benchmarks, in the order in which they are run and reported.
-pub(crate) const BENCHES: [Bench; 18] = [
+pub(crate) const BENCHES: [Bench; 19] = [
     step::BENCH,
     lengths::BENCH,
     compiled_ranks::BENCH,
+    pipelines::BENCH,
     processors::BENCH,
     decoders::BENCH,
     generation::BENCH,

@@ -2,15 +2,15 @@
 //!
 //! Both have two rank threads and eight micro-batches a step: a pipeline runs all of them on both
 //! stages, and data-parallel ranks have four each. Data-parallel ranks do not wait for each other
-//! within a step, so the ratio of step times is 1 / (1 - idle time), up to the reduction of
-//! gradients and twice the work of the optimizer on the one side, and the messages on the other.
+//! between micro-batches, but reduce all gradients and do twice the optimizer's work. Without
+//! these, the ratio of step times would be 1 / (1 - idle time); with them it is smaller.
 //!
 //! With p stages of equal speed and m micro-batches, a stage of 1F1B is idle for
-//! (p - 1) / (m + p - 1) of a step: 11.1 % here, and the ratio is 1.125. A vocabulary of 512 tokens
+//! (p - 1) / (m + p - 1) of a step: 11.1 % here, a ratio of 1.125. A vocabulary of 512 tokens
 //! makes the halves of the model equal. With 50,257 tokens the output layer takes 29 % of the
-//! operations, and blocks are not divided: the stages are 52 : 48, and the ratio is 1.17.
+//! operations, and blocks are not divided: the stages are 52 : 48, a ratio of 1.17.
 //!
-//! The bounds are 1.1 times the idle time of the formula. They apply on a machine with one core for
+//! The bound is 1.1 times the idle time of the formula. It applies on a machine with one core for
 //! each rank, in full runs.
 
 use super::*;

@@ -262,7 +262,7 @@ pub enum WeightGradients {
     /// In the pass.
     #[default]
     InPass,
-    /// After the pass, which holds their operands until then.
+    /// After the pass. The stage holds their operands until then.
     Deferred,
 }
 

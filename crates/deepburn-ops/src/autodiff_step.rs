@@ -1,9 +1,14 @@
 //! The steps that autodiff records for fused ops: one step for each op, with the values that its
 //! backward formula needs.
 
-use burn_autodiff::Autodiff;
-use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
+use std::fmt;
+use std::marker::PhantomData;
+
+use burn_autodiff::checkpoint::retro_forward::RetroForward;
+use burn_autodiff::checkpoint::state::BackwardStates;
+use burn_autodiff::checkpoint::strategy::{BalancedCheckpointing, CheckpointStrategy};
 use burn_autodiff::ops::{Backward, OpsKind, OpsPrep};
+use burn_autodiff::{Autodiff, NodeId};
 use burn_backend::Backend;
 use burn_backend::tensor::FloatTensor;
 
@@ -12,13 +17,13 @@ use burn_backend::tensor::FloatTensor;
 ///
 /// All gradients are computed together, because they need the same pass over the elements.
 /// Gradients of parents that are not tracked are dropped. A step whose gradients are registered one
-/// by one has a block instead, which gets the recorded op and the gradients.
+/// by one has a block instead, which gets the recorded op, the gradients and the checkpointer.
 macro_rules! backward_step {
     ($(#[$meta:meta])* $step:ident<$parents:literal>: $family:ident,
      |$grad:ident, $state:tt: $type:ty| $gradients:expr) => {
         backward_step! {
             $(#[$meta])*
-            $step<$parents>: $family, $type, |ops, grads| {
+            $step<$parents>: $family, $type, |ops, grads, _checkpointer| {
                 let ($grad, $state) = (grads.consume::<B>(&ops.node), ops.state);
                 let gradients: [FloatTensor<B>; $parents] = $gradients;
                 for (parent, gradient) in ops.parents.into_iter().zip(gradients) {
@@ -30,7 +35,7 @@ macro_rules! backward_step {
         }
     };
     ($(#[$meta:meta])* $step:ident<$parents:literal>: $family:ident, $type:ty,
-     |$ops:ident, $grads:ident| $backward:block) => {
+     |$ops:ident, $grads:ident, $checkpointer:ident| $backward:block) => {
         $(#[$meta])*
         #[derive(Debug)]
         struct $step;
@@ -42,7 +47,7 @@ macro_rules! backward_step {
                 self,
                 $ops: burn_autodiff::ops::Ops<Self::State, $parents>,
                 $grads: &mut burn_autodiff::grads::Gradients,
-                _checkpointer: &mut burn_autodiff::checkpoint::base::Checkpointer,
+                $checkpointer: &mut burn_autodiff::checkpoint::base::Checkpointer,
             ) $backward
         }
     };
@@ -52,8 +57,8 @@ pub(crate) use backward_step;
 /// Runs an op and records `step`, if one of its parents is tracked. `tracked` returns the state of
 /// the step and the output; `untracked` only returns the output.
 ///
-/// Recorded as compute-bound: Burn's own activation checkpointing keeps the output instead of
-/// computing it again.
+/// The op is recorded as compute-bound: Burn's own activation checkpointing keeps the output
+/// instead of computing it again.
 pub(crate) fn record<B, C, S, I, const N: usize>(
     step: OpsPrep<S, B, S::State, C, N>,
     inputs: I,
@@ -71,5 +76,66 @@ where
             step.finish(state, output)
         }
         OpsKind::UnTracked(step) => step.finish(untracked(inputs)),
+    }
+}
+
+/// Runs an op of a few operations per element, and records `step` if an operand is tracked. `state`
+/// returns the state of the step, which keeps the operands.
+///
+/// The op is recorded as memory-bound with every checkpointing strategy: a linear layer that reads
+/// its output does not keep it. Backward computes it again from the operands, which are kept in any
+/// case, with the same bits. In a block of GPT-2, GELU's output is a quarter of the activations,
+/// and takes one pass over its input.
+pub(crate) fn record_elementwise<B, S, F, const N: usize>(
+    step: S,
+    operands: [FloatTensor<Autodiff<B>>; N],
+    state: impl FnOnce([FloatTensor<B>; N]) -> S::State,
+    function: F,
+) -> FloatTensor<Autodiff<B>>
+where
+    B: Backend,
+    S: Backward<B, N>,
+    F: Fn([FloatTensor<B>; N]) -> FloatTensor<B> + Clone + Send + 'static,
+{
+    let again = ElementwiseAgain::<B, F, N> {
+        operands: operands.each_ref().map(|operand| operand.node.id),
+        function: function.clone(),
+        backend: PhantomData,
+    };
+    let prepared = step
+        .prepare::<BalancedCheckpointing>(operands.each_ref().map(|operand| operand.node.clone()))
+        .memory_bound()
+        .retro_forward(again)
+        .parents(&operands);
+    let operands = operands.map(|operand| operand.primitive);
+    match prepared.stateful() {
+        OpsKind::Tracked(step) => step.finish(state(operands.clone()), function(operands)),
+        OpsKind::UnTracked(step) => step.finish(function(operands)),
+    }
+}
+
+/// Computes the output of a recorded op again, in the backward pass.
+struct ElementwiseAgain<B, F, const N: usize> {
+    /// The nodes of the operands.
+    operands: [NodeId; N],
+    /// The op.
+    function: F,
+    backend: PhantomData<fn() -> B>,
+}
+
+impl<B, F, const N: usize> fmt::Debug for ElementwiseAgain<B, F, N> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ElementwiseAgain").field("operands", &self.operands).finish_non_exhaustive()
+    }
+}
+
+impl<B, F, const N: usize> RetroForward for ElementwiseAgain<B, F, N>
+where
+    B: Backend,
+    F: Fn([FloatTensor<B>; N]) -> FloatTensor<B> + Send + 'static,
+{
+    fn forward(&self, states: &mut BackwardStates, output: NodeId) {
+        let operands = self.operands.each_ref().map(|id| states.get_state::<FloatTensor<B>>(id));
+        states.save(output, (self.function)(operands));
     }
 }

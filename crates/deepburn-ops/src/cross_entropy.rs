@@ -143,7 +143,7 @@ impl<B: CrossEntropyOps> UnitGradient<B> {
 
 backward_step! {
     /// The autodiff step of the head. Its parents are the hidden states and the weight.
-    HeadStep<2>: CrossEntropyOps, HeadGradients<Option<UnitGradient<B>>>, |ops, grads| {
+    HeadStep<2>: CrossEntropyOps, HeadGradients<Option<UnitGradient<B>>>, |ops, grads, _checkpointer| {
         let factor = grads.consume::<B>(&ops.node);
         let [hidden, weight] = ops.parents;
         // The weight gradient is registered first. It is large, and its reduction starts as soon as
@@ -160,7 +160,7 @@ backward_step! {
 backward_step! {
     /// The autodiff step of a loss of given logits. The forward pass has already computed the
     /// gradient.
-    LogitsStep<1>: CrossEntropyOps, Option<UnitGradient<B>>, |ops, grads| {
+    LogitsStep<1>: CrossEntropyOps, Option<UnitGradient<B>>, |ops, grads, _checkpointer| {
         let Some(gradient) = ops.state else { return };
         unary::<B, _>(ops.parents, ops.node, grads, |factor| gradient.scaled(factor));
     }

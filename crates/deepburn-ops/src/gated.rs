@@ -1,19 +1,18 @@
 //! Gated activations: `f(gate) * up`, element by element (Shazeer 2020).
 //!
 //! Main trait: [`GatedOps`]. The backward pass needs only `gate` and `up`, from which it computes
-//! `f` and its derivative again. Gate and up are two matrices, or the left and the right half of
-//! the columns of one.
+//! `f` and its derivative again, and the output for a linear layer that reads it. Gate and up are
+//! two matrices, or the left and the right half of the columns of one.
 
 pub(crate) mod gradients;
 
 use burn::tensor::Tensor;
 use burn_autodiff::Autodiff;
 use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn_autodiff::ops::Backward;
 use burn_backend::Backend;
 use burn_backend::tensor::FloatTensor;
 
-use crate::autodiff_step::{backward_step, record};
+use crate::autodiff_step::{backward_step, record_elementwise};
 use crate::norm::on_rows;
 use crate::portable;
 pub use gradients::GatedGradients;
@@ -89,23 +88,20 @@ impl<B: GatedOps, C: CheckpointStrategy> GatedOps for Autodiff<B, C> {
         up: FloatTensor<Self>,
         function: GateFunction,
     ) -> FloatTensor<Self> {
-        record(
-            GatedStep.prepare::<C>([gate.node, up.node]),
-            (gate.primitive, up.primitive),
-            |(gate, up)| {
-                let output = B::gated(gate.clone(), up.clone(), function);
-                ((gate, up, function), output)
-            },
-            |(gate, up)| B::gated(gate, up, function),
+        record_elementwise(
+            GatedStep,
+            [gate, up],
+            |[gate, up]| (gate, up, function),
+            move |[gate, up]| B::gated(gate, up, function),
         )
     }
 
     fn gated_joint(joint: FloatTensor<Self>, function: GateFunction) -> FloatTensor<Self> {
-        record(
-            GatedJointStep.prepare::<C>([joint.node]),
-            joint.primitive,
-            |joint| ((joint.clone(), function), B::gated_joint(joint, function)),
-            |joint| B::gated_joint(joint, function),
+        record_elementwise(
+            GatedJointStep,
+            [joint],
+            |[joint]| (joint, function),
+            move |[joint]| B::gated_joint(joint, function),
         )
     }
 }

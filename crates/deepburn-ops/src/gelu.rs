@@ -2,16 +2,16 @@
 //! (Hendrycks and Gimpel 2016).
 //!
 //! GELU is computed as `x sigmoid(2 u)`, which is equal because `tanh(u) = 2 sigmoid(2 u) - 1`.
-//! Main trait: [`GeluOps`]. The backward pass needs only the input.
+//! Main trait: [`GeluOps`]. The backward pass needs only the input, from which it also computes
+//! the output again for a linear layer that reads it.
 
 use burn::tensor::Tensor;
 use burn_autodiff::Autodiff;
 use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn_autodiff::ops::Backward;
 use burn_backend::Backend;
 use burn_backend::tensor::FloatTensor;
 
-use crate::autodiff_step::{backward_step, record};
+use crate::autodiff_step::{backward_step, record_elementwise};
 use crate::norm::on_rows;
 use crate::portable;
 
@@ -35,8 +35,7 @@ backward_step! {
 
 impl<B: GeluOps, C: CheckpointStrategy> GeluOps for Autodiff<B, C> {
     fn gelu_tanh(x: FloatTensor<Self>) -> FloatTensor<Self> {
-        let output = |x: FloatTensor<B>| (x.clone(), B::gelu_tanh(x));
-        record(GeluStep.prepare::<C>([x.node]), x.primitive, output, B::gelu_tanh)
+        record_elementwise(GeluStep, [x], |[x]| x, |[x]| B::gelu_tanh(x))
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! Main trait: [`LinearOps`]. The forward pass saves the input if weight or bias is trained, and
 //! the weight if the input needs a gradient. A sharded weight is saved as a handle: it takes no
-//! memory between the passes and is gathered again in the backward pass.
+//! memory between the passes and is gathered again in the backward pass. An input that is the
+//! output of an activation function is not saved either, but computed again.
 //!
 //! ```text
 //! dx = dy W^T      needs W, only if x needs a gradient
@@ -13,9 +14,9 @@
 pub(crate) mod gradients;
 
 use burn::tensor::Tensor;
-use burn_autodiff::Autodiff;
 use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn_autodiff::ops::{Backward, OpsKind};
+use burn_autodiff::{Autodiff, NodeId};
 use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, TensorMetadata};
@@ -73,8 +74,8 @@ pub trait LinearOps: Backend {
 /// The values saved for the backward pass.
 #[derive(Debug, Clone)]
 struct LinearSaved<B: Backend> {
-    /// The input `[rows, in]`, if weight or bias is trained.
-    x: Option<FloatTensor<B>>,
+    /// The node of the input `[rows, in]`, if weight or bias is trained.
+    x: Option<NodeId>,
     /// The weight `[in, out]`, if the input needs a gradient.
     weight: Option<FloatTensor<B>>,
 }
@@ -84,14 +85,14 @@ backward_step! {
     ///
     /// The input gradient is computed first, and the weight is then released. A gathered weight can
     /// thus be freed before the weight gradient is allocated.
-    LinearStep<3>: LinearOps, LinearSaved<B>, |ops, grads| {
+    LinearStep<3>: LinearOps, LinearSaved<B>, |ops, grads, checkpointer| {
         let grad = grads.consume::<B>(&ops.node);
         let [x_node, weight_node, bias_node] = ops.parents;
         if let (Some(node), Some(weight)) = (x_node, ops.state.weight) {
             grads.register::<B>(node.id, B::linear_x_gradient(grad.clone(), weight));
         }
         let Some(x) = ops.state.x else { return };
-        let gradients = B::linear_gradients(grad, x);
+        let gradients = B::linear_gradients(grad, checkpointer.retrieve_node_output(x));
         if let Some(node) = weight_node {
             grads.register::<B>(node.id, gradients.weight);
         }
@@ -118,14 +119,19 @@ impl<B: LinearOps, C: CheckpointStrategy> LinearOps for Autodiff<B, C> {
                 (Self::float_empty([0].into(), &device, x.dtype().into()), None)
             }
         };
-        let saved = LinearSaved {
-            x: (weight.is_tracked() || bias.is_tracked()).then(|| x.primitive.clone()),
-            weight: x.is_tracked().then(|| weight.primitive.clone()),
-        };
-        let output = B::fused_linear(x.primitive, weight.primitive, added);
-        match LinearStep.prepare::<C>([x.node, weight.node, bias.node]).compute_bound().stateful() {
-            OpsKind::Tracked(step) => step.finish(saved, output),
-            OpsKind::UnTracked(step) => step.finish(output),
+        let is_trained = weight.is_tracked() || bias.is_tracked();
+        let nodes = [x.node.clone(), weight.node.clone(), bias.node];
+        match LinearStep.prepare::<C>(nodes).compute_bound().stateful() {
+            OpsKind::Tracked(mut step) => {
+                let saved = LinearSaved {
+                    x: is_trained.then(|| step.checkpoint(&x)),
+                    weight: x.is_tracked().then(|| weight.primitive.clone()),
+                };
+                step.finish(saved, B::fused_linear(x.primitive, weight.primitive, added))
+            }
+            OpsKind::UnTracked(step) => {
+                step.finish(B::fused_linear(x.primitive, weight.primitive, added))
+            }
         }
     }
 }

@@ -6,10 +6,11 @@ use std::time::Duration;
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::backend::Backend;
-use burn::tensor::{DType, Int, Tensor};
+use burn::tensor::{DType, Int, Tensor, TensorData, Tolerance};
 use burn_flex::{Flex, FlexDevice};
 use deepburn_comm::run_ranks;
 use deepburn_config::Stage;
+use deepburn_ops::{GateFunction, gated, gated_joint, gelu_tanh, linear};
 use deepburn_zero::{Category, Group, ModelStates, Pass, Training, ZeroError};
 
 use crate::model;
@@ -77,6 +78,58 @@ fn a_cast_is_data_of_its_own() {
         drop((floats, same));
         assert_eq!(held(), 200);
         drop(halves);
+    });
+}
+
+/// A linear layer computes the output of an activation function again in backward, also if two
+/// layers read it. Its gradients show that it gets the same values.
+#[test]
+fn the_output_of_an_activation_function_is_not_kept() {
+    const ROWS: usize = 64;
+    const WIDTH: usize = 6;
+    type Matrix = Tensor<Trained, 2>;
+    let functions: [(usize, fn(Matrix) -> Matrix); 3] = [
+        (WIDTH, gelu_tanh),
+        (2 * WIDTH, |joint| gated_joint(joint, GateFunction::Silu)),
+        // Both operands share memory.
+        (WIDTH, |gate| gated(gate.clone(), gate, GateFunction::GeluTanh)),
+    ];
+    let values = |shape: [usize; 2]| {
+        let value = |i: usize| (i as f32 * 0.7).sin();
+        let values: Vec<f32> = (0..shape[0] * shape[1]).map(value).collect();
+        Matrix::from_data(TensorData::new(values, shape), &FlexDevice)
+    };
+    with_ledger(|held| {
+        for (columns, function) in functions {
+            let x = values([ROWS, 3]);
+            let up = values([3, columns]).require_grad();
+            let [down, other] = [1, 2].map(|out| values([WIDTH, out]).require_grad());
+            let before = held();
+            let hidden = function(linear(x.clone(), up.clone(), None));
+            let inner = hidden.clone().inner();
+            let outputs =
+                [&down, &other].map(|weight| linear(hidden.clone(), weight.clone(), None));
+            let sum = outputs.map(Tensor::sum).into_iter().reduce(|sum, next| sum + next).unwrap();
+            drop(hidden);
+            let expected = inner.clone().sum_dim(0).transpose();
+            let all = (ROWS * columns + ROWS * WIDTH) * size_of::<f32>();
+            let small = (expected.shape().num_elements() + 3) * size_of::<f32>();
+            assert!((all..=all + small).contains(&(held() - before)), "{columns}");
+            drop(inner);
+            assert!(held() - before < all, "only the input of the function is kept");
+            let gradients = sum.backward();
+            for weight in [&down, &other] {
+                let gradient = weight.grad(&gradients).unwrap();
+                let columns = gradient.dims()[1];
+                gradient.into_data().assert_approx_eq::<f32>(
+                    &expected.clone().repeat_dim(1, columns).into_data(),
+                    Tolerance::absolute(1e-4),
+                );
+            }
+            drop(gradients);
+            drop((expected, sum));
+            assert_eq!(held(), before);
+        }
     });
 }
 

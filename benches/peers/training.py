@@ -28,6 +28,7 @@ def parser(description):
     options.add_argument("--steps", type=int, default=5)
     options.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32")
     options.add_argument("--compile", action="store_true", help="train with torch.compile")
+    options.add_argument("--recompute", action="store_true", help="compute the activations of blocks again in backward")
     return options
 
 
@@ -39,7 +40,10 @@ def gpt2_config(options):
 def gpt2(options):
     """Returns a randomly initialized GPT-2 in fp32, without dropout."""
     torch.manual_seed(SEED)
-    return GPT2LMHeadModel(gpt2_config(options)).train()
+    model = GPT2LMHeadModel(gpt2_config(options)).train()
+    if options.recompute:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    return model
 
 
 def compiled(options, model):

@@ -71,6 +71,24 @@ impl Workload {
         Self { architecture: "gpt2", model, name: "GPT-2 124M", sequences, length }
     }
 
+    /// Returns GPT-2 medium: 355 million parameters, 24 layers of width 1,024 with 16 heads.
+    pub(crate) fn gpt2_medium(sequences: usize, length: usize) -> Self {
+        Self::gpt2_small(sequences, length).sized("GPT-2 355M", [1024, 24, 16])
+    }
+
+    /// Returns GPT-2 large: 774 million parameters, 36 layers of width 1,280 with 20 heads.
+    pub(crate) fn gpt2_large(sequences: usize, length: usize) -> Self {
+        Self::gpt2_small(sequences, length).sized("GPT-2 774M", [1280, 36, 20])
+    }
+
+    /// Returns the GPT-2 with another name, width, and numbers of layers and heads.
+    fn sized(mut self, name: &'static str, [width, layers, heads]: [usize; 3]) -> Self {
+        for (field, size) in [("n_embd", width), ("n_layer", layers), ("n_head", heads)] {
+            self.model[field] = json!(size);
+        }
+        Self { name, ..self }
+    }
+
     /// Returns a model of the family of Llama with a tied head. The sizes are the vocabulary, the
     /// layers' width and the feed-forward networks' width, and the numbers of layers, query heads
     /// and key heads.

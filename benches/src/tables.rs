@@ -25,6 +25,7 @@ mod processors;
 mod products;
 mod scaling;
 mod score;
+mod sizes;
 mod startup;
 mod step;
 
@@ -77,10 +78,11 @@ pub(crate) struct Bench {
 }
 
 /// All benchmarks, in the order in which they are run and reported.
-pub(crate) const BENCHES: [Bench; 19] = [
+pub(crate) const BENCHES: [Bench; 20] = [
     step::BENCH,
     lengths::BENCH,
     compiled_ranks::BENCH,
+    sizes::BENCH,
     pipelines::BENCH,
     processors::BENCH,
     decoders::BENCH,

@@ -15,7 +15,7 @@ pub(super) const BENCH: Bench = Bench {
     title: "Larger models",
     about: "An optimizer step of GPT-2 medium and large in fp32 on two ranks at stage 3, with AdamW and gradient clipping. \
         DeepBurn's ranks are threads, the peer's ranks are processes over gloo. With recomputation, both keep the inputs \
-        of blocks and compute the rest again.",
+        of blocks and compute the rest again. A run that does not fit the memory of the machine is listed as failed.",
     run,
 };
 

@@ -88,7 +88,8 @@ fn the_output_of_an_activation_function_is_not_kept() {
     const ROWS: usize = 64;
     const WIDTH: usize = 6;
     type Matrix = Tensor<Trained, 2>;
-    let functions: [(usize, fn(Matrix) -> Matrix); 3] = [
+    type Function = fn(Matrix) -> Matrix;
+    let functions: [(usize, Function); 3] = [
         (WIDTH, gelu_tanh),
         (2 * WIDTH, |joint| gated_joint(joint, GateFunction::Silu)),
         // Both operands share memory.

@@ -31,7 +31,7 @@ const STEPS: usize = 5;
 const UNCOUNTED: usize = 2;
 
 /// Measures stages 0 and 3 at each number of ranks. At stage 3, a step on 64 ranks may take at most
-/// 1.3 times as long as on one rank.
+/// 1.2 times as long as on one rank.
 ///
 /// # Errors
 /// Returns an error if the tokens cannot be written. Failed runs are recorded in `results`.
@@ -56,7 +56,7 @@ fn run(suite: &Suite, results: &mut Results) -> Outcome<()> {
     for stage in [3, 0] {
         for &ranks in counts.iter().filter(|ranks| **ranks > 1) {
             let has_bound = ranks == 64 && stage == 3;
-            let bound = suite.bound(AtMost(1.3)).filter(|_| has_bound);
+            let bound = suite.bound(AtMost(1.2)).filter(|_| has_bound);
             table.compare(Quantity::Step, &name(stage, ranks), &name(stage, 1), bound);
         }
     }

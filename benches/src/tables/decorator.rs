@@ -16,7 +16,9 @@ pub(super) const BENCH: Bench = Bench {
     title: "Decorators",
     about: "Additional time of forward and backward of a perceptron on `Zero<Flex>` over `Flex`, with gradients \
         written out and the same matrix products on both sides. A row is named after the rows and columns of its \
-        input.",
+        input. An operation through the decorators takes about 80 ns more: it asks the thread's context whether it is \
+        recorded, compares the types of its operands, and enters its result in the ledger. That is a sixth of an \
+        operation on 64 elements, and nothing beside a usual one.",
     run,
 };
 

@@ -20,7 +20,8 @@ pub(super) const BENCH: Bench = Bench {
     title: "Other processors",
     about: "An optimizer step of GPT-2 124M on one rank, as in \"Training step\", with fewer instructions: DeepBurn with \
         `DEEPBURN_INSTRUCTIONS`, PyTorch eager with `ATEN_CPU_CAPABILITY` and `ONEDNN_MAX_CPU_ISA`. In bf16, PyTorch \
-        trains weights and optimizer states in bf16.",
+        trains weights and optimizer states in bf16. Without instructions for 16 bits, our products widen their operands \
+        and run in f32, so a step takes as long as in fp32.",
     run,
 };
 

@@ -15,6 +15,7 @@ mod device_buffer;
 mod elementwise;
 mod flat;
 mod stats;
+mod sum;
 
 pub use cast::cast;
 pub use device_buffer::{DeviceBuffer, DeviceDType};
@@ -22,3 +23,4 @@ pub use elementwise::OwnedBuffers;
 pub(crate) use elementwise::{ElementKernel, launch, lerp, only_if, place, write};
 pub use flat::flatten;
 pub use stats::gradient_stats;
+pub use sum::sum;

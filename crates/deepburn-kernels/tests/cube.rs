@@ -434,6 +434,37 @@ fn device_kernels_flat_arrays_are_their_parts_and_zeros() {
     }
 }
 
+/// Each unit adds at most 39 elements of the longest array, and two trees of at most 10 additions
+/// follow. An addition rounds by 2^-24 of its result, which is at most the sum of magnitudes.
+#[test]
+fn device_kernels_sums_follow_the_f64_reference_with_the_same_bits_each_time() {
+    const ADDITIONS: f64 = 64.0;
+    let client = client();
+    for dtype in types(&client) {
+        for len in SIZES {
+            // Positive, so that the sum is not near 0, and normal numbers in every type.
+            let values: Vec<f32> = noise(len, 11).iter().map(|x| x * 1e-3 + 2e-3).collect();
+            let values = held(&values, dtype);
+            let buffer = upload(&client, &values, dtype);
+            let expected: f64 = values.iter().map(|x| f64::from(*x)).sum();
+            let magnitudes: f64 = values.iter().map(|x| f64::from(x.abs())).sum();
+            // The sum is rounded to the type: half a unit of its last bit.
+            let rounding = match dtype {
+                DeviceDType::F32 => 2f64.powi(-24),
+                DeviceDType::F16 => 2f64.powi(-11),
+                DeviceDType::Bf16 => 2f64.powi(-8),
+            };
+            let tolerance = ADDITIONS * 2f64.powi(-24) * magnitudes + rounding * expected.abs();
+            let sums = [(); 3].map(|()| download(&client, cube::sum(&client, &buffer))[0]);
+            let difference = (f64::from(sums[0]) - expected).abs();
+            assert!(difference <= tolerance, "{len} {dtype:?}: {} for {expected}", sums[0]);
+            assert_eq!(sums.map(f32::to_bits), [sums[0].to_bits(); 3], "{len} {dtype:?}");
+        }
+        let bad = upload(&client, &[1.0, f32::NAN, 2.0], dtype);
+        assert!(download(&client, cube::sum(&client, &bad))[0].is_nan(), "{dtype:?}");
+    }
+}
+
 #[test]
 #[should_panic(expected = "adam: `v` has 3 elements and `param` has 2")]
 fn device_kernels_buffers_of_different_lengths_are_refused() {

@@ -1,11 +1,13 @@
 //! The op families on GPUs through CubeCL: wgpu (Vulkan, Metal, WebGPU) and CUDA.
 //!
-//! - Optimizer steps, gradient statistics, conversions and concatenation are kernels of
+//! - Optimizer steps, gradient statistics, conversions, concatenation and sums are kernels of
 //!   `deepburn_kernels::cube`. They run on the device, and only the statistics are copied to the
 //!   host.
 //! - Forward and backward passes use the provided methods, which call burn-cubecl's ops.
 //! - All ranks of a process submit their work to one stream of the device (`stream`).
 
+mod array;
 mod fused;
 mod optimizer;
 mod stream;
+mod sum;

@@ -1,7 +1,8 @@
 //! Fused tensor ops for Burn backends.
 //!
 //! Each family of ops has one extension trait, which connects the kernels to a backend.
-//! [`OptimizerOps`] updates the elements that a rank owns, and [`MatmulOps`] multiplies matrices.
+//! [`OptimizerOps`] updates the elements that a rank owns, [`MatmulOps`] multiplies matrices, and
+//! [`SumOps`] sums all elements of a tensor.
 //! [`LayerNormOps`], [`RmsNormOps`], [`GeluOps`], [`GatedOps`], [`LinearOps`], [`RotaryOps`],
 //! [`AttentionOps`] and [`CrossEntropyOps`], together [`FusedOps`], have a forward and a backward
 //! pass. Provided methods use ops that every backend supports, or copy to host memory. A backend
@@ -15,6 +16,7 @@
 //! | [`LinearOps`], [`MatmulOps`] | own products | LibTorch's products | the backend's products |
 //! | [`CrossEntropyOps`] | kernel | ops in place | provided |
 //! | [`AttentionOps`] | kernel | LibTorch's on the CPU if causal | provided |
+//! | [`SumOps`] | Burn's | LibTorch's | kernel |
 //! | [`OptimizerOps`] | kernel | kernel on the CPU, else host memory | kernel |
 //!
 //! Frozen matrices may be operands in 8 or 4 bits ([`QuantizedMatrix`]): [`LinearOps`] and
@@ -48,6 +50,7 @@ mod rms_norm;
 mod rotary;
 mod shared_storage;
 mod stream;
+mod sum;
 
 #[cfg(feature = "cube")]
 mod cube;
@@ -87,6 +90,7 @@ pub use rms_norm::{
 pub use rotary::{RotaryOps, RotatedHeads, rotate_heads};
 pub use shared_storage::{join_shards, shard_of_whole};
 pub use stream::StreamOps;
+pub use sum::SumOps;
 
 /// The op families with a forward and a backward pass, which a fused model requires from its
 /// backend. Implemented for every backend that implements all of them.

@@ -1,12 +1,17 @@
 //! Matrix products of tensors.
 
+use burn_autodiff::Autodiff;
+use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{Backend, Shape, TensorMetadata};
+use burn_backend::{Shape, TensorMetadata};
 
 use crate::quantized::QuantizedMatrix;
+use crate::sum::SumOps;
 
 /// Matrix products over the last two axes.
-pub trait MatmulOps: Backend {
+///
+/// A backend with products has [`SumOps`] too, because decorators and fused ops need both.
+pub trait MatmulOps: SumOps {
     /// Multiplies `lhs` `[..., rows, depth]` by `rhs` `[..., depth, columns]`; the other axes are
     /// broadcast. The result equals
     /// [`FloatTensorOps::float_matmul`](burn_backend::ops::FloatTensorOps::float_matmul) up to
@@ -24,3 +29,7 @@ pub trait MatmulOps: Backend {
         Self::matmul(lhs, Self::float_reshape(rhs.dequantized(), Shape::from(shape)))
     }
 }
+
+/// Autodiff records `float_matmul`, which calls the one of the backend below. Decorators of
+/// `deepburn-zero` compute that one with [`matmul`](MatmulOps::matmul).
+impl<B: MatmulOps, C: CheckpointStrategy> MatmulOps for Autodiff<B, C> {}

@@ -5,6 +5,8 @@
 
 #[cfg(feature = "wgpu")]
 mod host_optimizer;
+#[cfg(feature = "wgpu")]
+mod reductions;
 
 use std::fs;
 

@@ -1,5 +1,4 @@
-//! Matrix products and the op families with a forward and a backward pass, implemented with ops of
-//! the backend.
+//! Matrix products, sums and the op families with a forward and a backward pass.
 //!
 //! The provided methods limit memory use: scores and logits are computed one block at a time, and
 //! only the values that the backward pass needs are saved. burn-cubecl's matrix products use tensor

@@ -9,13 +9,14 @@
 
 use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{DType, FloatDType, Shape, TensorMetadata};
+use burn_backend::{DType, FloatDType, TensorMetadata};
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};
-use deepburn_kernels::cube::{self, DeviceBuffer, DeviceDType, OwnedBuffers};
+use deepburn_kernels::cube::{self, DeviceBuffer, OwnedBuffers};
 use deepburn_kernels::{ElementwiseStep, GradientStats};
 
+use super::array::{buffer, element_type, flat_tensor, known};
 use crate::optimizer::{OptimizerOps, UpdateArrays};
 
 /// Results can differ from the CPU's in the last bits, because a device may fuse multiplications
@@ -57,7 +58,7 @@ where
         };
         step.launch(&master.client, grad_scale, &buffer(&gradient), owned);
         states.extend(unused);
-        let copy = copy.map(|copy| tensor(copy, &master));
+        let copy = copy.map(|copy| flat_tensor(copy, &master));
         (UpdateArrays { master, states }, copy)
     }
 
@@ -83,7 +84,7 @@ where
         };
         let shape = tensor.shape();
         let from = into_contiguous(tensor);
-        let cast = self::tensor(cube::cast(&from.client, &buffer(&from), wanted), &from);
+        let cast = flat_tensor(cube::cast(&from.client, &buffer(&from), wanted), &from);
         Self::float_reshape(cast, shape)
     }
 
@@ -91,32 +92,8 @@ where
     fn flatten(parts: Vec<FloatTensor<Self>>, len: usize) -> FloatTensor<Self> {
         let parts: Vec<_> = parts.into_iter().map(known::<Self, R>).collect();
         let buffers: Vec<_> = parts.iter().map(buffer).collect();
-        tensor(cube::flatten(&parts[0].client, &buffers, len), &parts[0])
+        flat_tensor(cube::flatten(&parts[0].client, &buffers, len), &parts[0])
     }
-}
-
-/// Returns the kernels' identifier of a float type; `None` for f64 and other unsupported types.
-fn element_type(dtype: FloatDType) -> Option<DeviceDType> {
-    match dtype {
-        FloatDType::F32 => Some(DeviceDType::F32),
-        FloatDType::F16 => Some(DeviceDType::F16),
-        FloatDType::BF16 => Some(DeviceDType::Bf16),
-        _ => None,
-    }
-}
-
-/// Returns the tensor in contiguous layout and in a type that the kernels support. Other types are
-/// converted to f32.
-fn known<B, R>(tensor: CubeTensor<R>) -> CubeTensor<R>
-where
-    R: CubeRuntime,
-    B: FloatTensorOps<B> + burn_backend::Backend<FloatTensorPrimitive = CubeTensor<R>>,
-{
-    let tensor = match element_type(tensor.dtype().into()) {
-        Some(_) => tensor,
-        None => B::float_cast(tensor, FloatDType::F32),
-    };
-    into_contiguous(tensor)
 }
 
 /// Returns a contiguous tensor whose memory is not shared, so that a kernel can update it in place.
@@ -124,29 +101,4 @@ where
 fn exclusive<R: CubeRuntime>(tensor: CubeTensor<R>) -> CubeTensor<R> {
     let tensor = into_contiguous(tensor);
     if tensor.can_mut() { tensor } else { tensor.copy() }
-}
-
-/// Returns the memory of a contiguous tensor as an argument of a kernel. The handle is shared, not
-/// copied.
-///
-/// # Panics
-/// Panics if the kernels do not support the type.
-fn buffer<R: CubeRuntime>(tensor: &CubeTensor<R>) -> DeviceBuffer {
-    let dtype = element_type(tensor.dtype().into());
-    let dtype = dtype.expect("masters are f32, and gradients were made of a known type");
-    DeviceBuffer::new(tensor.handle.clone(), tensor.shape().num_elements(), dtype)
-}
-
-/// Returns a buffer as a flat tensor on the device of `like`.
-///
-/// The tensor takes ownership of the buffer's memory.
-fn tensor<R: CubeRuntime>(buffer: DeviceBuffer, like: &CubeTensor<R>) -> CubeTensor<R> {
-    let dtype = match buffer.dtype() {
-        DeviceDType::F32 => DType::F32,
-        DeviceDType::F16 => DType::F16,
-        DeviceDType::Bf16 => DType::BF16,
-    };
-    let shape = Shape::from(vec![buffer.len()]);
-    let (client, device) = (like.client.clone(), like.device.clone());
-    CubeTensor::new_contiguous(client, device, shape, buffer.into_handle(), dtype)
 }

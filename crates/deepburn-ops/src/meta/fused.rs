@@ -10,10 +10,12 @@ use crate::{
     CrossEntropyOps, GateFunction, GatedGradients, GatedOps, GeluOps, HeadGradients, HeadLoss,
     LayerNormGradients, LayerNormOps, LayerNormOutput, LayerNormSaved, LinearGradients, LinearOps,
     MatmulOps, RmsNorm, RmsNormGradients, RmsNormOps, RmsNormOutput, RmsNormSaved, RotaryOps,
-    RotatedHeads, SelfAttention,
+    RotatedHeads, SelfAttention, SumOps,
 };
 
 impl MatmulOps for Meta {}
+
+impl SumOps for Meta {}
 
 impl LayerNormOps for Meta {
     fn layer_norm_forward(

@@ -14,6 +14,7 @@ use burn_backend::{Backend, TensorMetadata};
 
 use super::{cast, in_f32, primitive, tensor};
 use crate::cross_entropy::head::{HeadGradients, HeadLoss, logits_chunk_rows};
+use crate::sum::SumOps;
 
 /// Returns the summed loss, `[1]`, of logits `[tokens, vocab]` and, if requested, its gradient with
 /// respect to the logits.
@@ -30,7 +31,7 @@ use crate::cross_entropy::head::{HeadGradients, HeadLoss, logits_chunk_rows};
 /// probability  = exp(shifted) / sum
 /// gradient     = probability - 1 at the target                0 for masked rows
 /// ```
-fn chunk<B: Backend>(
+fn chunk<B: SumOps>(
     logits: Tensor<B, 2>,
     targets: Tensor<B, 1, Int>,
     gradient: bool,
@@ -42,7 +43,8 @@ fn chunk<B: Backend>(
     let target = shifted.clone().gather(1, targets.clone());
     let exponentials = shifted.exp();
     let sums = exponentials.clone().sum_dim(1);
-    let loss = (sums.clone().log() - target).mask_fill(masked.clone(), 0.0).sum();
+    let losses = (sums.clone().log() - target).mask_fill(masked.clone(), 0.0);
+    let loss = tensor(B::sum(primitive(losses)));
     let gradient = gradient.then(|| {
         let probabilities = exponentials / sums;
         // The value -1 for each target, with the matching shape, element type and device.
@@ -62,7 +64,7 @@ fn chunk<B: Backend>(
 /// accumulated in at least f32.
 ///
 /// Gradients that are not requested are not computed.
-pub fn head_loss<B: Backend>(
+pub fn head_loss<B: SumOps>(
     hidden: B::FloatTensorPrimitive,
     weight: B::FloatTensorPrimitive,
     targets: B::IntTensorPrimitive,
@@ -114,7 +116,7 @@ pub fn head_loss<B: Backend>(
 }
 
 /// Implements [`CrossEntropyOps::head_scores`](crate::CrossEntropyOps::head_scores).
-pub fn head_scores<B: Backend>(
+pub fn head_scores<B: SumOps>(
     hidden: B::FloatTensorPrimitive,
     weight: B::FloatTensorPrimitive,
     targets: B::IntTensorPrimitive,
@@ -138,7 +140,8 @@ pub fn head_scores<B: Backend>(
 }
 
 /// Implements [`num_predicted`](crate::num_predicted) for logits in at least f32. A masked target
-/// is negative, so it equals no index.
+/// is negative, so it equals no index. The count of a chunk is exact in f32, so the order of its
+/// additions does not matter.
 pub fn num_predicted<B: Backend>(logits: Tensor<B, 2>, targets: Tensor<B, 1, Int>) -> Tensor<B, 1> {
     let dtype = logits.dtype();
     let is_predicted = logits.argmax(1).equal(targets.unsqueeze_dim(1));
@@ -146,7 +149,7 @@ pub fn num_predicted<B: Backend>(logits: Tensor<B, 2>, targets: Tensor<B, 1, Int
 }
 
 /// Implements [`CrossEntropyOps::logits_loss`](crate::CrossEntropyOps::logits_loss).
-pub fn logits_loss<B: Backend>(
+pub fn logits_loss<B: SumOps>(
     logits: B::FloatTensorPrimitive,
     targets: B::IntTensorPrimitive,
     gradient: bool,

@@ -17,6 +17,7 @@ use crate::layout::LayoutOps;
 use crate::matmul::MatmulOps;
 use crate::optimizer::{OptimizerOps, UpdateArrays, flatten_on_host, update_on_host};
 use crate::stream::StreamOps;
+use crate::sum::SumOps;
 
 /// Gradients must be f32, f16 or bf16; other types cause a panic.
 impl<E: TchElement> OptimizerOps for LibTorch<E> {
@@ -96,6 +97,9 @@ impl<E: TchElement> StreamOps for LibTorch<E> {}
 
 /// LibTorch's products use the hardware's 16-bit instructions, so the provided method is used.
 impl<E: TchElement> MatmulOps for LibTorch<E> {}
+
+/// The order of LibTorch's sums on the CPU depends only on the number of its threads.
+impl<E: TchElement> SumOps for LibTorch<E> {}
 
 /// The layout of a tensor is always known.
 impl<E: TchElement> LayoutOps for LibTorch<E> {

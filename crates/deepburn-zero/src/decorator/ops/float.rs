@@ -1,13 +1,14 @@
 //! Float tensors.
 //!
-//! For most ops, `forward!` gathers the operands and counts the results in the ledger. Three kinds
-//! of ops are written by hand:
+//! For most ops, `forward!` gathers the operands and counts the results in the ledger. These ops
+//! are written by hand:
 //!
 //! - *Views* (reshape, permute, slice, expand, cast) of a parameter are recorded on its handle.
 //!   Autodiff can then save the transposed weight of a linear layer without holding any data.
 //! - *Additions* of embedding gradients stay sparse. Autodiff sums the two gradients of a tied
 //!   embedding with [`float_add`](FloatTensorOps::float_add), and a dense sum would fill the whole
 //!   vocabulary.
+//! - *Products and sums* use the kernels of [`MatmulOps`] and [`SumOps`](deepburn_ops::SumOps).
 //! - *Random tensors* are drawn from the rank's own stream on a thread with a sharded model. The
 //!   generator of the device is not used there, because the rank threads of a process share it.
 
@@ -67,7 +68,6 @@ macro_rules! float_ops {
             fn float_lower_elem(lhs: float, rhs: [Scalar], out_dtype: [BoolDType]) -> bool;
             fn float_lower_equal(lhs: float, rhs: float, out_dtype: [BoolDType]) -> bool;
             fn float_lower_equal_elem(lhs: float, rhs: [Scalar], out_dtype: [BoolDType]) -> bool;
-            #[full] fn float_sum(tensor: float) -> float;
             #[full] fn float_sum_dim(tensor: float, dim: [usize]) -> float;
             #[full] fn float_mean_dim(tensor: float, dim: [usize]) -> float;
             #[full] fn float_cumsum(tensor: float, dim: [usize]) -> float;
@@ -167,6 +167,7 @@ macro_rules! float_handle_ops {
             fn float_expand(tensor: float, shape: [Shape]) -> float;
             fn float_cast(tensor: float, dtype: [FloatDType]) -> float;
             #[product] fn float_matmul(lhs: float, rhs: float) -> float;
+            #[full] fn float_sum(tensor: float) -> float;
         }
     };
 }
@@ -282,6 +283,13 @@ impl<B: MatmulOps> FloatTensorOps<Sharded<B>> for Sharded<B> {
             product::cost(&lhs); lhs: float, rhs: weight => [weight::matmul::<B>(lhs, rhs)]
         );
         product
+    }
+
+    /// Sums all elements with [`SumOps`](deepburn_ops::SumOps), so that the additions have a fixed
+    /// order on every device.
+    fn float_sum(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
+        let [sum] = recorded!(Cost::Low; tensor: float => [B::sum(tensor)]);
+        sum
     }
 
     float_ops!(forward);

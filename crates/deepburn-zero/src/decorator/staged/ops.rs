@@ -222,6 +222,7 @@ impl<B: MatmulOps> FloatTensorOps<Staged<B>> for Staged<B> {
         fn float_to_device(tensor: float, device: [&Device<Self>]) -> float;
         fn float_add(lhs: float, rhs: float) -> float;
         fn float_matmul(lhs: float, rhs: float) -> float;
+        fn float_sum(tensor: float) -> float;
     }
 
     float_ops!(stage);

@@ -1,0 +1,60 @@
+//! Tensors of CubeCL as flat arrays of the kernels, and back.
+
+use burn_backend::ops::FloatTensorOps;
+use burn_backend::{DType, FloatDType, Shape, TensorMetadata};
+use burn_cubecl::CubeRuntime;
+use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
+use deepburn_kernels::cube::{DeviceBuffer, DeviceDType};
+
+/// Returns the kernels' identifier of a float type; `None` for f64 and other unsupported types.
+pub(super) fn element_type(dtype: FloatDType) -> Option<DeviceDType> {
+    match dtype {
+        FloatDType::F32 => Some(DeviceDType::F32),
+        FloatDType::F16 => Some(DeviceDType::F16),
+        FloatDType::BF16 => Some(DeviceDType::Bf16),
+        _ => None,
+    }
+}
+
+/// Returns the tensor in contiguous layout and in a type that the kernels support. Other types are
+/// converted to f32.
+pub(super) fn known<B, R>(tensor: CubeTensor<R>) -> CubeTensor<R>
+where
+    R: CubeRuntime,
+    B: FloatTensorOps<B> + burn_backend::Backend<FloatTensorPrimitive = CubeTensor<R>>,
+{
+    let tensor = match element_type(tensor.dtype().into()) {
+        Some(_) => tensor,
+        None => B::float_cast(tensor, FloatDType::F32),
+    };
+    into_contiguous(tensor)
+}
+
+/// Returns the memory of a contiguous tensor as an argument of a kernel. The handle is shared, not
+/// copied.
+///
+/// # Panics
+/// Panics if the kernels do not support the type.
+pub(super) fn buffer<R: CubeRuntime>(tensor: &CubeTensor<R>) -> DeviceBuffer {
+    let dtype = element_type(tensor.dtype().into());
+    let dtype = dtype.expect("callers check the type, or convert the tensor");
+    DeviceBuffer::new(tensor.handle.clone(), tensor.shape().num_elements(), dtype)
+}
+
+/// Returns a buffer as a flat tensor on the device of `like`.
+///
+/// The tensor takes ownership of the buffer's memory.
+pub(super) fn flat_tensor<R: CubeRuntime>(
+    buffer: DeviceBuffer,
+    like: &CubeTensor<R>,
+) -> CubeTensor<R> {
+    let dtype = match buffer.dtype() {
+        DeviceDType::F32 => DType::F32,
+        DeviceDType::F16 => DType::F16,
+        DeviceDType::Bf16 => DType::BF16,
+    };
+    let shape = Shape::from(vec![buffer.len()]);
+    let (client, device) = (like.client.clone(), like.device.clone());
+    CubeTensor::new_contiguous(client, device, shape, buffer.into_handle(), dtype)
+}

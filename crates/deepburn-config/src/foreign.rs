@@ -59,7 +59,7 @@ logging_dir: write tensorboard.output_path in the deepspeed section, or training
 lr_scheduler lr_scheduler_kwargs lr_scheduler_type: write training.lr_scheduler_type and training.lr_scheduler_kwargs in the job file, or a section scheduler in the deepspeed section
 max_epochs num_epochs num_train_epochs: write training.epochs in the job file
 max_eval_samples: write training.eval_max_samples in the job file
-mixed_precision precision tf32: write deepspeed.bf16.enabled or deepspeed.fp16.enabled
+mixed_precision precision: write deepspeed.bf16.enabled or deepspeed.fp16.enabled
 model_name_or_path: write model.pretrained in the job file
 num_gpus num_processes: write training.ranks in the job file
 num_machines num_nodes: remove it and start the run with deepburn launch --hostfile
@@ -72,6 +72,7 @@ per_device_eval_batch_size per_gpu_eval_batch_size: write training.per_device_ev
 run_name: write tensorboard.job_name or csv_monitor.job_name in the deepspeed section
 save_total_limit total_limit: write training.save_total_limit in the job file
 strategy: write "deepspeed": "deepspeed_stage_2" for example; it takes Lightning's names
+tf32: write training.float32_matmul_precision "high" in the job file
 torch_compile: remove it: nothing is compiled
 validation_file: write data.splits.eval in the job file
 weight_decay: write deepspeed.optimizer.params.weight_decay

@@ -341,10 +341,31 @@ pub struct PlacementPlan {
     pub pipeline: PipelineRequest,
     /// The backend, which determines where tensors are stored and computed.
     pub backend: Backend,
+    /// The precision of products of f32 matrices.
+    pub float32_matmul_precision: Float32MatmulPrecision,
     /// Indices of the devices for the ranks; `None` for all visible devices.
     pub devices: Option<Vec<usize>>,
     /// Seconds that a rank waits for the other ranks in a collective operation.
     pub collective_timeout: usize,
+}
+
+/// The precision of products of f32 matrices on devices with tensor cores, with the names of
+/// `torch.set_float32_matmul_precision`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Float32MatmulPrecision {
+    /// All bits of f32.
+    Highest,
+    /// Operands may be rounded to TF32, which has 10 bits of mantissa.
+    High,
+    /// As `High`. PyTorch may round further, to bf16.
+    Medium,
+}
+
+impl Float32MatmulPrecision {
+    /// Returns whether operands may be rounded to TF32.
+    pub fn allows_tf32(self) -> bool {
+        self != Self::Highest
+    }
 }
 
 /// The pipeline that a job asks for.
@@ -561,6 +582,7 @@ choices!(ModelMetric {
     "f1" => F1, "eval_f1" => F1, "mae" => Mae, "eval_mae" => Mae,
 });
 choices!(CheckpointScope { "all" => All, "trained" => Trained });
+choices!(Float32MatmulPrecision { "highest" => Highest, "high" => High, "medium" => Medium });
 choices!(Backend { "flex" => Flex, "wgpu" => Wgpu, "cuda" => Cuda, "tch" => Tch });
 
 impl ModelMetric {

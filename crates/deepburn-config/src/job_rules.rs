@@ -296,7 +296,7 @@ impl JobReader<'_> {
         refuse!(if output_dir.trim().is_empty(); self.findings, "training.output_dir" =>
             "\"\" names no folder"; "give a folder, output for example");
         // Parts are read in the order in which their findings are shown.
-        let placement = filled!(PlacementPlan, training { backend, collective_timeout }
+        let placement = filled!(PlacementPlan, training { backend, float32_matmul_precision, collective_timeout }
             ranks: self.ranks(training.ranks.value),
             pipeline: PipelineRequest {
                 stages: training.pipeline_stages.value,

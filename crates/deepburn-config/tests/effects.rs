@@ -224,6 +224,16 @@ const WITHOUT_EFFECT: &[(&str, &str, &str)] = &[
         r#"{"training": {"ranks": 2, "pipeline_schedule": "gpipe"}}"#,
         "there is one pipeline stage",
     ),
+    (
+        "training.float32_matmul_precision",
+        r#"{"training": {"float32_matmul_precision": "high"}}"#,
+        "only the backend \"cuda\" multiplies",
+    ),
+    (
+        "training.float32_matmul_precision",
+        r#"{"training": {"backend": "wgpu", "float32_matmul_precision": "medium"}}"#,
+        "only the backend \"cuda\" multiplies",
+    ),
     ("training.devices", r#"{"training": {"devices": [1]}}"#, "has one device, the CPU"),
     (
         "training.collective_timeout",
@@ -606,6 +616,7 @@ fn keys_with_an_effect_are_not_reported() {
         r#"{"training": {"learning_rate": 0.1, "warmup_steps": 0, "no_decay": "nothing"}, "deepspeed": {
             "optimizer": {"type": "AdamW", "params": {"lr": "auto", "weight_decay": 0.1}},
             "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": "auto", "warmup_num_steps": "auto"}}}}"#,
+        r#"{"training": {"backend": "cuda", "float32_matmul_precision": "high"}}"#,
         r#"{"training": {"param_groups": [{"params": "wte", "weight_decay": 0.1}], "no_decay": "nothing"}}"#,
         r#"{"training": {"report_to": "wandb"}, "deepspeed": {"wandb": {"project": "x", "enabled": false}}}"#,
         r#"{"training": {"micro_batch_size": 3}, "deepspeed": {"train_micro_batch_size_per_gpu": "auto"}}"#,

@@ -4,8 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use deepburn_config::{
-    Architecture, Backend, DataKind, Job, JobRequest, RawConfig, ResolvedJob, SplitPlan, StepCount,
-    resolve,
+    Architecture, Backend, DataKind, Float32MatmulPrecision, Job, JobRequest, RawConfig,
+    ResolvedJob, SplitPlan, StepCount, resolve,
 };
 use serde_json::json;
 
@@ -266,6 +266,20 @@ fn devices_are_auto_or_a_list_of_indices() {
     assert_eq!(devices("[0]", "flex"), Some(vec![0]));
     let set = ["training.backend=wgpu", "training.devices=[1]"];
     assert_eq!(job("{}", &set).training.placement.devices, Some(vec![1]));
+}
+
+/// `torch.set_float32_matmul_precision` has the same names and the same default.
+#[test]
+fn float32_products_have_all_bits_unless_the_job_allows_tf32() {
+    let precision = |training: &str| {
+        let text = format!(r#"{{"training": {{"backend": "cuda"{training}}}}}"#);
+        job(&text, &[]).training.placement.float32_matmul_precision
+    };
+    assert_eq!(precision(""), Float32MatmulPrecision::Highest);
+    for (name, allows) in [("highest", false), ("high", true), ("medium", true)] {
+        let given = precision(&format!(r#", "float32_matmul_precision": "{name}""#));
+        assert_eq!((given.name(), given.allows_tf32()), (name, allows));
+    }
 }
 
 #[test]
@@ -563,6 +577,10 @@ fn mistakes_name_the_key_the_value_and_the_remedy() {
             ["training.devices", "1 is listed twice", "list each device once"],
         ),
         (
+            r#"{"training": {"backend": "cuda", "float32_matmul_precision": "tf32"}}"#,
+            ["training.float32_matmul_precision", "\"tf32\"", "highest, high, medium"],
+        ),
+        (
             r#"{"training": {"backend": "cuda", "devices": []}}"#,
             ["training.devices", "[] lists no device", "write \"auto\""],
         ),
@@ -712,9 +730,9 @@ fn records_have_the_keys_of_the_section_in_one_order() {
         "training": {"pipeline_stages": 2, "ranks": 4, "pipeline_schedule": "gpipe"}}"#;
     let record = serde_json::to_value(job(text, &[]).training).unwrap();
     let keys: Vec<_> = record.as_object().unwrap().keys().map(String::as_str).collect();
-    let expected = "epochs max_steps seed ranks pipeline_stages pipeline_schedule backend devices \
-        collective_timeout output_dir eval_steps eval_max_samples per_device_eval_batch_size \
-        load_best_model_at_end metric_for_best_model early_stopping_patience \
+    let expected = "epochs max_steps seed ranks pipeline_stages pipeline_schedule backend \
+        float32_matmul_precision devices collective_timeout output_dir eval_steps \
+        eval_max_samples per_device_eval_batch_size load_best_model_at_end metric_for_best_model early_stopping_patience \
         early_stopping_threshold save_steps async_save save_total_limit save_best_limit \
         save_merged checkpoint_scope batch_size_schedule report_to logging_steps learning_rate \
         micro_batch_size gradient_checkpointing warmup_steps lr_scheduler_type \

@@ -14,10 +14,10 @@ use burn::tensor::{Distribution, Tensor};
 use burn_autodiff::Autodiff;
 use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn_autodiff::ops::Backward;
-use burn_backend::Backend;
 use burn_backend::tensor::FloatTensor;
 
 use crate::autodiff_step::{backward_step, record};
+use crate::matmul::MatmulOps;
 use crate::portable;
 pub use dimensions::{AttentionMask, SelfAttention};
 pub use dropout::AttentionDropout;
@@ -28,7 +28,7 @@ pub use saved::{AttentionOutput, AttentionSaved};
 const DRAWN_BITS: u32 = 24;
 
 /// Self-attention of sequences of equal length. Softmax is computed in at least f32.
-pub trait AttentionOps: Backend {
+pub trait AttentionOps: MatmulOps {
     /// Computes the self-attention of `projected`, shape
     /// `[batch * positions, (heads + 2 * key_value_heads) * head width]`. Its columns are the
     /// queries of all heads, then the keys, then the values. There must be at least one position.

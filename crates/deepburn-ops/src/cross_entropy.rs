@@ -32,9 +32,9 @@ use burn_backend::tensor::{FloatTensor, IntTensor};
 use burn_backend::{Backend, DType, TensorMetadata};
 
 use crate::autodiff_step::backward_step;
+use crate::matmul::MatmulOps;
 use crate::portable;
 use crate::quantized::QuantizedMatrix;
-use crate::sum::SumOps;
 pub use head::{HeadGradients, HeadLoss, logits_chunk_rows};
 
 /// Summed softmax cross-entropy.
@@ -42,7 +42,7 @@ pub use head::{HeadGradients, HeadLoss, logits_chunk_rows};
 /// A target below 0 masks its row: it contributes no loss and no gradient. Other targets must be
 /// below the size of the vocabulary; a caller with targets on the host should check this there.
 /// Losses are computed in at least f32.
-pub trait CrossEntropyOps: SumOps {
+pub trait CrossEntropyOps: MatmulOps {
     /// Returns the sum of the losses, `[1]`. The logits are `hidden weight^T`, where `hidden` is
     /// `[tokens, width]` and `weight` is `[vocab, width]`. Autodiff records this method.
     fn linear_cross_entropy(

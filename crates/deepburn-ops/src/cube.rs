@@ -3,11 +3,14 @@
 //! - Optimizer steps, gradient statistics, conversions, concatenation and sums are kernels of
 //!   `deepburn_kernels::cube`. They run on the device, and only the statistics are copied to the
 //!   host.
-//! - Forward and backward passes use the provided methods, which call burn-cubecl's ops.
+//! - Products of f32 matrices use tensor cores only if TF32 is allowed (`matmul`).
+//! - Forward and backward passes use the provided methods, which call burn-cubecl's other ops.
 //! - All ranks of a process submit their work to one stream of the device (`stream`).
 
 mod array;
 mod fused;
+pub(crate) mod linear;
+mod matmul;
 mod optimizer;
 mod stream;
 mod sum;

@@ -6,6 +6,7 @@
 //! can fuse.
 
 mod fused;
+mod matmul;
 mod optimizer;
 mod queue;
 mod stream;

@@ -22,6 +22,8 @@
 //! Frozen matrices may be operands in 8 or 4 bits ([`QuantizedMatrix`]): [`LinearOps`] and
 //! [`CrossEntropyOps`] have products with them.
 //!
+//! Products of f32 matrices on a device with tensor cores use them only after [`allow_tf32`].
+//!
 //! The features `flex`, `tch`, `cube` and `fusion` select the backends. On
 //! [`Meta`](deepburn_meta::Meta), the backend without data, every family returns tensors of the
 //! right shape and type. The kernels support f32, f16 and bf16; f64 tensors use [`portable`], which
@@ -77,7 +79,7 @@ pub use host::{
 };
 pub use layout::LayoutOps;
 pub use linear::{LinearGradients, LinearOps, linear};
-pub use matmul::MatmulOps;
+pub use matmul::{MatmulOps, allow_tf32};
 pub use meta::is_without_data;
 // Work that is not an op: what a program copies, and computes in host memory.
 pub use deepburn_meta::{Work, report_work};

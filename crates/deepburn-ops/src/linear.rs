@@ -22,6 +22,7 @@ use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, TensorMetadata};
 
 use crate::autodiff_step::backward_step;
+use crate::matmul::MatmulOps;
 use crate::norm::on_rows;
 use crate::portable;
 use crate::quantized::QuantizedMatrix;
@@ -29,9 +30,9 @@ pub use gradients::LinearGradients;
 
 /// Linear layers, applied to the rows of a matrix.
 ///
-/// The CPU kernels accumulate in at least f32. On other backends, the backend's matrix product
-/// determines the precision.
-pub trait LinearOps: Backend {
+/// The CPU kernels accumulate in at least f32. On other backends, the products of [`MatmulOps`]
+/// determine the precision.
+pub trait LinearOps: MatmulOps {
     /// Multiplies `x` `[rows, in]` by `weight` `[in, out]` and adds `bias` `[out]`. Autodiff
     /// records this method.
     fn fused_linear(

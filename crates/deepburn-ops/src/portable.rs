@@ -6,7 +6,8 @@
 //! f32.
 //!
 //! These functions are also the reference for the flex and LibTorch kernels: tests compare all
-//! implementations with the same formulas in f64. The backend determines the order of summation.
+//! implementations with the same formulas in f64. The backend determines the order of summation,
+//! and [`MatmulOps`] the products.
 
 pub mod attention;
 pub mod cache;
@@ -22,6 +23,8 @@ use burn::tensor::{DType, Tensor, TensorPrimitive};
 use burn_backend::Backend;
 use burn_backend::tensor::FloatTensor;
 
+use crate::matmul::MatmulOps;
+
 /// Wraps a primitive, whose rank must be `D`, as a tensor.
 pub(crate) fn tensor<B: Backend, const D: usize>(primitive: FloatTensor<B>) -> Tensor<B, D> {
     Tensor::from_primitive(TensorPrimitive::Float(primitive))
@@ -30,6 +33,14 @@ pub(crate) fn tensor<B: Backend, const D: usize>(primitive: FloatTensor<B>) -> T
 /// Returns the primitive of a float tensor.
 pub(crate) fn primitive<B: Backend, const D: usize>(tensor: Tensor<B, D>) -> FloatTensor<B> {
     tensor.into_primitive().tensor()
+}
+
+/// Multiplies over the last two axes with the products of [`MatmulOps`].
+pub(crate) fn matmul<B: MatmulOps, const D: usize>(
+    lhs: Tensor<B, D>,
+    rhs: Tensor<B, D>,
+) -> Tensor<B, D> {
+    tensor(B::matmul(primitive(lhs), primitive(rhs)))
 }
 
 /// Converts a 16-bit tensor to f32; returns other tensors unchanged.

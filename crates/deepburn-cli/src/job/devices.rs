@@ -67,6 +67,11 @@ impl<D: Clone> Devices<D> {
     }
 }
 
+/// Applies `training.float32_matmul_precision` to all products of this process.
+pub(crate) fn set_matmul_precision(job: &TrainingJob) {
+    deepburn::ops::allow_tf32(job.placement.float32_matmul_precision.allows_tf32());
+}
+
 /// Evaluates an expression that is generic over the backend, a type, for the backend of a job and
 /// its visible devices.
 macro_rules! with_backend {

@@ -40,7 +40,7 @@ use crate::console;
 use crate::data::recipe::{InitialWeights, Recipe};
 use crate::data::subject::with_recipe;
 use crate::failure::Failure;
-use crate::job::devices::{Devices, with_backend};
+use crate::job::devices::{Devices, set_matmul_precision, with_backend};
 use crate::job::instructions::instructions_in_words;
 use crate::run::agreement::{agree, check_shared, failure_of_rank, one_per_host_first};
 use crate::run::hooks::{StepCounter, hooks};
@@ -110,6 +110,7 @@ pub fn finetune(arguments: Arguments, profiler: &Profiler) -> Result<(), Failure
     let run = Run { prepared, ranks: &ranks, signals: &signals, profiler };
     run.start_profiler();
 
+    set_matmul_precision(run.training());
     let backend = run.training().placement.backend;
     with_backend!(backend, B, devices => run.train::<B>(devices))?;
 

@@ -108,6 +108,9 @@ impl JobReader<'_> {
         let is_one = stages.unwrap_or(of_deepspeed.value) == 1;
         unused! { self;
             training { pipeline_schedule } if is_one => "there is one pipeline stage";
+            training { float32_matmul_precision } if plan.placement.backend != Backend::Cuda
+                && !self.findings.have_error_in("training.backend") =>
+                "only the backend \"cuda\" multiplies float32 matrices in less than all bits";
             training { collective_timeout } if plan.placement.ranks == 1 => "one rank does not wait for others";
         }
         let (own, other) = (training.logging_steps.value, &self.deepspeed.steps_per_print);

@@ -5,8 +5,8 @@
 //! instead.
 
 use crate::job_plan::{
-    Architecture, AssistantOnlyLoss, Backend, CheckpointScope, Join, ModelMetric, PackingStrategy,
-    PreferenceLoss,
+    Architecture, AssistantOnlyLoss, Backend, CheckpointScope, Float32MatmulPrecision, Join,
+    ModelMetric, PackingStrategy, PreferenceLoss,
 };
 use crate::keys::{DeepSpeed, SCHEMA};
 use crate::plan::{LrSchedulerType, NoDecay, PipelineSchedule, RampShape};
@@ -254,6 +254,11 @@ section! {
         /// Burn backend: "flex" (CPU, pure Rust), "wgpu", "cuda" or "tch" (LibTorch on the CPU).
         /// All except flex require a build with the Cargo feature of the same name.
         backend: Backend = choice("flex"),
+        /// Precision of products of float32 matrices on NVIDIA GPUs, with the names of PyTorch's
+        /// torch.set_float32_matmul_precision: "highest" (all bits of float32), or "high" and
+        /// "medium" (TF32: faster on tensor cores, with 10 bits of mantissa). Convolutions always
+        /// use TF32. Only for backend cuda.
+        float32_matmul_precision: Float32MatmulPrecision = choice("highest"),
         /// Indices of the devices to use on each host, among the visible ones. Ranks are assigned
         /// by local rank; if there are more ranks than devices, they share devices. "auto"
         /// (default): all visible devices.

@@ -1,14 +1,14 @@
-//! Matrix products, sums and the op families with a forward and a backward pass.
+//! The op families with a forward and a backward pass, implemented with ops of the backend.
 //!
 //! The provided methods limit memory use: scores and logits are computed one block at a time, and
-//! only the values that the backward pass needs are saved. burn-cubecl's matrix products use tensor
-//! cores if the device has them.
+//! only the values that the backward pass needs are saved. Products in 16 bits use tensor cores if
+//! the device has them.
 
 use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};
 
 use crate::{
-    AttentionOps, CrossEntropyOps, GatedOps, GeluOps, LayerNormOps, LinearOps, MatmulOps,
-    RmsNormOps, RotaryOps,
+    AttentionOps, CrossEntropyOps, GatedOps, GeluOps, LayerNormOps, LinearOps, RmsNormOps,
+    RotaryOps,
 };
 
 /// Implements families with their provided methods for every CubeCL runtime.
@@ -26,7 +26,6 @@ macro_rules! as_provided {
 }
 
 as_provided!(
-    MatmulOps,
     LayerNormOps,
     RmsNormOps,
     GeluOps,

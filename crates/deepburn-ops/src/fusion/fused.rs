@@ -6,16 +6,16 @@
 use burn_fusion::{Fusion, FusionBackend};
 
 use crate::{
-    AttentionOps, CrossEntropyOps, GatedOps, GeluOps, LayerNormOps, LinearOps, RmsNormOps,
-    RotaryOps, SumOps,
+    AttentionOps, CrossEntropyOps, GatedOps, GeluOps, LayerNormOps, LinearOps, MatmulOps,
+    RmsNormOps, RotaryOps,
 };
 
 // The provided methods use plain ops, which Burn fuses into kernels.
-impl<B: FusionBackend + SumOps> AttentionOps for Fusion<B> {}
-impl<B: FusionBackend + SumOps> CrossEntropyOps for Fusion<B> {}
+impl<B: FusionBackend + MatmulOps> AttentionOps for Fusion<B> {}
+impl<B: FusionBackend + MatmulOps> CrossEntropyOps for Fusion<B> {}
 impl<B: FusionBackend> GatedOps for Fusion<B> {}
 impl<B: FusionBackend> GeluOps for Fusion<B> {}
 impl<B: FusionBackend> LayerNormOps for Fusion<B> {}
-impl<B: FusionBackend + SumOps> LinearOps for Fusion<B> {}
+impl<B: FusionBackend + MatmulOps> LinearOps for Fusion<B> {}
 impl<B: FusionBackend> RmsNormOps for Fusion<B> {}
 impl<B: FusionBackend> RotaryOps for Fusion<B> {}

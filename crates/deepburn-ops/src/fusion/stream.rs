@@ -7,9 +7,7 @@ use burn_backend::tensor::FloatTensor;
 use burn_fusion::{Fusion, FusionBackend};
 
 use crate::layout::LayoutOps;
-use crate::matmul::MatmulOps;
 use crate::stream::StreamOps;
-use crate::sum::SumOps;
 
 /// The inner backend decides which stream the ranks share.
 impl<B: FusionBackend + StreamOps> StreamOps for Fusion<B> {
@@ -17,9 +15,6 @@ impl<B: FusionBackend + StreamOps> StreamOps for Fusion<B> {
         B::in_shared_stream(run)
     }
 }
-
-/// A matrix product is a queued op. Burn may fuse the following element-wise ops into it.
-impl<B: FusionBackend + SumOps> MatmulOps for Fusion<B> {}
 
 impl<B: FusionBackend + LayoutOps> LayoutOps for Fusion<B> {
     /// Returns `false`: the layout is decided when the tensor is computed, which may be later.

@@ -28,16 +28,17 @@ use std::ops::Range;
 use burn::tensor::{Bool, DType, Tensor, TensorData};
 use burn_backend::Backend;
 
-use super::{cast, in_f32, primitive, tensor};
+use super::{cast, in_f32, matmul, primitive, tensor};
 use crate::attention::dimensions::{AttentionMask, QUERY_BLOCK, SelfAttention};
 use crate::attention::dropout::AttentionDropout;
 use crate::attention::saved::{AttentionOutput, AttentionSaved};
+use crate::matmul::MatmulOps;
 
 /// Queries, keys or values by head, `[batch, heads, positions, head width]`.
 type Heads<B> = Tensor<B, 4>;
 
 /// Implements [`AttentionOps::attention_forward`](crate::AttentionOps::attention_forward).
-pub fn forward<B: Backend>(
+pub fn forward<B: MatmulOps>(
     projected: B::FloatTensorPrimitive,
     attention: &SelfAttention,
     dropout: Option<AttentionDropout>,
@@ -50,7 +51,7 @@ pub fn forward<B: Backend>(
 
 /// Returns the attention of `queries` over `keys` and `values`, `[batch * queries, width]`, without
 /// dropout. The queries are the last positions.
-pub(super) fn over_keys<B: Backend>(
+pub(super) fn over_keys<B: MatmulOps>(
     queries: Heads<B>,
     keys_and_values: [Heads<B>; 2],
     attention: &SelfAttention,
@@ -67,7 +68,7 @@ pub(super) fn over_keys<B: Backend>(
 ///
 /// Each block of queries is computed completely before the next one. The outputs and log-sums of
 /// the blocks are concatenated at the end.
-fn attend<B: Backend>(
+fn attend<B: MatmulOps>(
     queries: Heads<B>,
     [keys, values]: [Heads<B>; 2],
     attention: &SelfAttention,
@@ -92,7 +93,7 @@ fn attend<B: Backend>(
         // Dropout is applied after normalization, so the remaining weights sum to 1 only in
         // expectation.
         let weights = drop_weights(exponentials / sums, dropout, &block, &seen, rows);
-        let output = cast(weights, values.dtype()).matmul(rows_of(&values, seen));
+        let output = matmul(cast(weights, values.dtype()), rows_of(&values, seen));
         (output, log_sums.reshape([batch * heads, block.len()]))
     });
     let (outputs, log_sums) = blocks.unzip();
@@ -106,7 +107,7 @@ fn attend<B: Backend>(
 /// `dv = q^T dy` and `ds = p (m (dy v^T) - c)` (Dao et al. 2022, appendix B.2). The gradients of
 /// keys and values are sums over the blocks of queries in at least f32, added in the order of the
 /// blocks.
-pub fn backward<B: Backend>(
+pub fn backward<B: MatmulOps>(
     grad: B::FloatTensorPrimitive,
     saved: AttentionSaved<B>,
     attention: &SelfAttention,
@@ -139,8 +140,8 @@ pub fn backward<B: Backend>(
         let (scores, slope) = scores_and_slope(queries.clone(), keys.clone(), &mask);
         let weights = (scores - rows_of(&log_sums, block.clone())).exp();
         let dropped = drop_weights(weights.clone(), saved.dropout, &block, &seen, rows);
-        let value_part = cast(dropped, dtype).swap_dims(2, 3).matmul(grad.clone());
-        let weights_grad = in_f32(grad.matmul(values.swap_dims(2, 3)));
+        let value_part = matmul(cast(dropped, dtype).swap_dims(2, 3), grad.clone());
+        let weights_grad = in_f32(matmul(grad, values.swap_dims(2, 3)));
         // The derivative of dropout is the same mask and factor.
         let weights_grad = drop_weights(weights_grad, saved.dropout, &block, &seen, rows);
         let scores_grad = weights * (weights_grad - rows_of(&corrections, block.clone()));
@@ -149,8 +150,8 @@ pub fn backward<B: Backend>(
             None => scores_grad,
         };
         let scores_grad = cast(scores_grad * attention.scale, dtype);
-        query_grads.push(scores_grad.clone().matmul(keys));
-        let key_part = scores_grad.swap_dims(2, 3).matmul(queries);
+        query_grads.push(matmul(scores_grad.clone(), keys));
+        let key_part = matmul(scores_grad.swap_dims(2, 3), queries);
         // A block contributes only to the keys that it attends to.
         let visible = [0..batch, 0..heads, seen, 0..head_width];
         let add = |sum: Heads<B>, part| {
@@ -239,14 +240,14 @@ fn keys_of_block(attention: &SelfAttention, rows: &Range<usize>, positions: usiz
 
 /// Returns the scaled scores `[batch, heads, rows, keys]` in at least f32, with minus infinity for
 /// masked keys.
-fn scores<B: Backend>(queries: Heads<B>, keys: Heads<B>, block: &BlockMask<'_>) -> Tensor<B, 4> {
+fn scores<B: MatmulOps>(queries: Heads<B>, keys: Heads<B>, block: &BlockMask<'_>) -> Tensor<B, 4> {
     block.mask(capped(products(queries, keys, block.attention), block.attention))
 }
 
 /// Returns the same scores, and the derivative of the soft cap, if there is one.
 ///
 /// The derivative of `cap tanh(x / cap)` is `1 - tanh(x / cap)^2`.
-fn scores_and_slope<B: Backend>(
+fn scores_and_slope<B: MatmulOps>(
     queries: Heads<B>,
     keys: Heads<B>,
     block: &BlockMask<'_>,
@@ -260,14 +261,14 @@ fn scores_and_slope<B: Backend>(
 /// Returns the scaled products of queries and keys.
 ///
 /// The queries are scaled before the product, which makes overflow in 16-bit products less likely.
-fn products<B: Backend>(
+fn products<B: MatmulOps>(
     queries: Heads<B>,
     keys: Heads<B>,
     attention: &SelfAttention,
 ) -> Tensor<B, 4> {
     let (queries, keys) =
         if attention.upcast { (in_f32(queries), in_f32(keys)) } else { (queries, keys) };
-    in_f32((queries * attention.scale).matmul(keys.swap_dims(2, 3)))
+    in_f32(matmul(queries * attention.scale, keys.swap_dims(2, 3)))
 }
 
 //= transformers 5.23.0 models/gemma2/modeling_gemma2.py attn_logit_softcapping

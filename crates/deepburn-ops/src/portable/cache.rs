@@ -6,6 +6,7 @@ use burn_backend::Backend;
 use super::attention::over_keys;
 use super::{primitive, tensor};
 use crate::attention::dimensions::SelfAttention;
+use crate::matmul::MatmulOps;
 
 /// Implements [`AttentionOps::write_to_cache`](crate::AttentionOps::write_to_cache).
 pub fn write<B: Backend>(
@@ -21,7 +22,7 @@ pub fn write<B: Backend>(
 
 /// Implements [`AttentionOps::attention_over_cache`](crate::AttentionOps::attention_over_cache).
 /// Reads a view of the filled part, where the backend supports views.
-pub fn attention<B: Backend>(
+pub fn attention<B: MatmulOps>(
     queries: B::FloatTensorPrimitive,
     cache: [B::FloatTensorPrimitive; 2],
     filled: usize,

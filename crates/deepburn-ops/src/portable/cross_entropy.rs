@@ -12,8 +12,9 @@
 use burn::tensor::{DType, Int, Tensor};
 use burn_backend::{Backend, TensorMetadata};
 
-use super::{cast, in_f32, primitive, tensor};
+use super::{cast, in_f32, matmul, primitive, tensor};
 use crate::cross_entropy::head::{HeadGradients, HeadLoss, logits_chunk_rows};
+use crate::matmul::MatmulOps;
 use crate::sum::SumOps;
 
 /// Returns the summed loss, `[1]`, of logits `[tokens, vocab]` and, if requested, its gradient with
@@ -64,7 +65,7 @@ fn chunk<B: SumOps>(
 /// accumulated in at least f32.
 ///
 /// Gradients that are not requested are not computed.
-pub fn head_loss<B: SumOps>(
+pub fn head_loss<B: MatmulOps>(
     hidden: B::FloatTensorPrimitive,
     weight: B::FloatTensorPrimitive,
     targets: B::IntTensorPrimitive,
@@ -82,17 +83,17 @@ pub fn head_loss<B: SumOps>(
     for start in (0..tokens).step_by(step) {
         let rows = start..tokens.min(start + step);
         let rows_of_hidden = hidden.clone().slice([rows.clone(), 0..width]);
-        let logits = in_f32(rows_of_hidden.clone().matmul(weight.clone().transpose()));
+        let logits = in_f32(matmul(rows_of_hidden.clone(), weight.clone().transpose()));
         let any = wanted.hidden || wanted.weight;
         let (sum, gradient) = chunk(logits, targets.clone().slice([rows]), any);
         loss = loss + sum;
         // Rounded once for both products.
         let Some(gradient) = gradient.map(|gradient| cast(gradient, dtype)) else { continue };
         if wanted.hidden {
-            hidden_grads.push(in_f32(gradient.clone().matmul(weight.clone())));
+            hidden_grads.push(in_f32(matmul(gradient.clone(), weight.clone())));
         }
         if wanted.weight {
-            let part = in_f32(gradient.transpose().matmul(rows_of_hidden));
+            let part = in_f32(matmul(gradient.transpose(), rows_of_hidden));
             weight_grad = Some(match weight_grad {
                 Some(sum) => sum + part,
                 None => part,
@@ -116,7 +117,7 @@ pub fn head_loss<B: SumOps>(
 }
 
 /// Implements [`CrossEntropyOps::head_scores`](crate::CrossEntropyOps::head_scores).
-pub fn head_scores<B: SumOps>(
+pub fn head_scores<B: MatmulOps>(
     hidden: B::FloatTensorPrimitive,
     weight: B::FloatTensorPrimitive,
     targets: B::IntTensorPrimitive,
@@ -130,7 +131,7 @@ pub fn head_scores<B: SumOps>(
     for start in (0..tokens).step_by(step) {
         let rows = start..tokens.min(start + step);
         let hidden = hidden.clone().slice([rows.clone(), 0..width]);
-        let logits = in_f32(hidden.matmul(weight.clone().transpose()));
+        let logits = in_f32(matmul(hidden, weight.clone().transpose()));
         let targets = targets.clone().slice([rows]);
         // Counted while the logits of the chunk are in memory.
         let predicted = num_predicted(logits.clone(), targets.clone());

@@ -20,7 +20,7 @@ use serde_json::Value;
 
 use crate::allocator::release_free_memory;
 use crate::failure::Failure;
-use crate::job::devices::{Devices, with_backend};
+use crate::job::devices::{Devices, set_matmul_precision, with_backend};
 use crate::run::forecast::{HostLimits, longest};
 use crate::run::preparation::{Preparation, Resumed, prepare};
 use crate::tools::tune::{MemoryArguments, TuneArguments};
@@ -78,6 +78,7 @@ impl TunedJob {
             refuse_untunable(job, plan)?;
             Ok(Resumed::default())
         })?;
+        set_matmul_precision(&preparation.job.training);
         let pipeline_stages = match arguments.pipeline_stages.is_empty() {
             true => vec![preparation.plan.mesh.pipeline_stages],
             false => arguments.pipeline_stages.iter().copied().map(usize::from).collect(),

@@ -1,5 +1,8 @@
-//! Tests sums on wgpu against references in f64, through the backends on which models train.
+//! Tests sums and products on wgpu against references in f64, through the backends on which models
+//! train.
 
+use burn::tensor::backend::Backend;
+use burn::tensor::module::linear;
 use burn::tensor::{Tensor, TensorData};
 use burn_wgpu::{Wgpu, WgpuDevice};
 use deepburn::zero::{Training, Zero};
@@ -50,4 +53,59 @@ fn sums_have_gradients() {
     let gradients = (tensor.clone().sum() * 3.0).backward();
     let gradient = tensor.grad(&gradients).expect("the sum depends on the tensor");
     assert_eq!(gradient.into_data().to_vec::<f32>().unwrap(), vec![3.0; 100]);
+}
+
+/// A product rounds each of its `depth` multiplications and additions by 2^-24 of its result. TF32
+/// would round the operands by 2^-11.
+#[test]
+fn products_of_float32_have_all_bits() {
+    for [batch, rows, depth, columns] in
+        [[1, 1, 1, 1], [1, 5, 45, 3], [3, 17, 64, 33], [1, 128, 300, 70]]
+    {
+        let (left, right) = (noise(batch * rows * depth, 1), noise(depth * columns, 2));
+        let tensor = |values: &[f32], shape| {
+            let data = TensorData::new(values.to_vec(), shape);
+            Tensor::<Zero<Wgpu>, 3>::from_data(data, &WgpuDevice::default())
+        };
+        // One matrix for the whole batch, and an operand that is stored transposed.
+        let lhs = tensor(&left, [batch, rows, depth]);
+        let rhs = tensor(&right, [1, columns, depth]).transpose();
+        let product = lhs.matmul(rhs).into_data().to_vec::<f32>().unwrap();
+        for (place, product) in product.into_iter().enumerate() {
+            let row = &left[place / columns * depth..][..depth];
+            let column = &right[place % columns * depth..][..depth];
+            let terms = || row.iter().zip(column).map(|(a, b)| f64::from(*a) * f64::from(*b));
+            let (expected, magnitudes): (f64, f64) = (terms().sum(), terms().map(f64::abs).sum());
+            let tolerance = 2.0 * depth as f64 * 2f64.powi(-24) * magnitudes;
+            let difference = (f64::from(product) - expected).abs();
+            assert!(difference <= tolerance, "{rows} x {depth} x {columns}: {product}, {expected}");
+        }
+    }
+}
+
+/// Burn's linear layer and its gradients have the bits of plain Burn on a device without tensor
+/// cores.
+#[test]
+#[cfg_attr(feature = "fusion", ignore = "fusion depends on earlier ops")]
+fn linear_layers_are_burns() {
+    fn operand<B: Backend, const D: usize>(shape: [usize; D], seed: usize) -> Tensor<B, D> {
+        let data = TensorData::new(noise(shape.iter().product(), seed), shape);
+        Tensor::from_data(data, &B::Device::default())
+    }
+    type Trained = Training<Wgpu>;
+    let x = operand::<Trained, 3>([2, 5, 7], 1).require_grad();
+    let weight = operand::<Trained, 2>([7, 3], 2).require_grad();
+    let output = linear(x.clone(), weight.clone(), Some(operand([3], 3)));
+    // The gradient of the output is the output.
+    let gradients = (output.clone() * output.clone().detach()).sum().backward();
+    let x_gradient = x.grad(&gradients).expect("the input is tracked");
+    let weight_gradient = weight.grad(&gradients).expect("the weight is tracked");
+
+    let (x, weight) = (operand::<Wgpu, 3>([2, 5, 7], 1), operand::<Wgpu, 2>([7, 3], 2));
+    let expected = linear(x.clone(), weight.clone(), Some(operand([3], 3)));
+    assert_eq!(output.into_data(), expected.clone().into_data());
+    let expected_x = expected.clone().matmul(weight.transpose().unsqueeze());
+    assert_eq!(x_gradient.into_data(), expected_x.into_data());
+    let expected_weight = x.transpose().matmul(expected).sum_dim(0).reshape([7, 3]);
+    assert_eq!(weight_gradient.into_data(), expected_weight.into_data());
 }

@@ -3,9 +3,10 @@
 //!
 //! Three families are written by hand. The gradient of an embedding stays sparse ([`RowGradient`])
 //! and needs only the shape of the table, so backward does not gather the table. Convolutions are
-//! counted for model FLOPs ([`operations`](crate::ledger)). A pipeline stage may defer the weight
-//! gradient of a linear layer. Transposed and deformable convolutions
-//! and Burn's `linear` and `attention` are not counted. They use the products of the inner backend.
+//! counted for model FLOPs ([`operations`](crate::ledger)). Linear layers use the products of
+//! [`MatmulOps`], and a pipeline stage may defer their weight gradient. Transposed and deformable
+//! convolutions and Burn's `linear` and `attention` are not counted. All except `linear` use the
+//! products of the inner backend.
 
 use burn_backend::TensorMetadata;
 use burn_backend::ops::{
@@ -87,8 +88,6 @@ macro_rules! module_ops {
             fn rfft(signal: float, dim: [usize], n: [Option<usize>]) -> (float, float);
             fn irfft(spectrum_re: float, spectrum_im: float, dim: [usize], n: [Option<usize>])
                 -> float;
-            #[product] fn linear(x: float, weight: float, bias: (maybe float)) -> float;
-            fn linear_x_backward(weight: float, output_grad: float) -> float;
             fn linear_bias_backward(output_grad: float) -> float;
             fn conv1d_bias_backward(x: float, bias: float, output_grad: float) -> float;
             fn conv2d_bias_backward(x: float, bias: float, output_grad: float) -> float;
@@ -149,11 +148,13 @@ macro_rules! module_ops {
 pub(crate) use module_ops;
 
 /// The table of layers that [`Sharded`] implements by hand, because their operations are counted,
-/// their gradient stays sparse or may be deferred.
+/// their gradient stays sparse or may be deferred, or [`MatmulOps`] computes their products.
 macro_rules! counted_module_ops {
     ($with:ident) => {
         $with! {
             fn embedding(weights: float, indices: int) -> float;
+            #[product] fn linear(x: float, weight: float, bias: (maybe float)) -> float;
+            fn linear_x_backward(weight: float, output_grad: float) -> float;
             fn linear_weight_backward(x: float, output_grad: float) -> float;
             #[product] fn conv1d(
                 x: float, weight: float, bias: (maybe float), options: [ConvOptions<1>],
@@ -259,6 +260,29 @@ impl<B: MatmulOps> ModuleOps<Sharded<B>> for Sharded<B> {
         ))
     }
 
+    fn linear(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        bias: Option<FloatTensor<Self>>,
+    ) -> FloatTensor<Self> {
+        let [output] = recorded!(
+            Cost::High; x: float, weight: float, bias: (maybe float)
+                => [B::module_linear(x, weight, bias)]
+        );
+        output
+    }
+
+    fn linear_x_backward(
+        weight: FloatTensor<Self>,
+        output_grad: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        let [gradient] = recorded!(
+            Cost::Low; weight: float, output_grad: float
+                => [B::module_linear_x_gradient(weight, output_grad)]
+        );
+        gradient
+    }
+
     /// Returns the gradient of the weight of Burn's linear layer, `[inputs, outputs]`.
     fn linear_weight_backward(
         x: FloatTensor<Self>,
@@ -267,7 +291,7 @@ impl<B: MatmulOps> ModuleOps<Sharded<B>> for Sharded<B> {
         let width = |tensor: &FloatTensor<Self>| tensor.shape().as_slice().last().copied();
         let axes = [&x, &output_grad].map(|tensor| width(tensor).unwrap_or(1));
         let [gradient] = weight_gradients([x, output_grad], [axes.into()], |[x, output_grad]| {
-            [B::linear_weight_backward(x, output_grad)]
+            [B::module_linear_weight_gradient(x, output_grad)]
         });
         gradient
     }

@@ -14,6 +14,8 @@
 //! quantization.rs    parameters that are not quantized
 //! memory.rs          memory limits of the machine
 //! devices.rs         the device of each rank
+//! device_check.rs    a self-test of a device
+//! device_panics.rs   panics in the threads of devices
 //! instructions.rs    the instructions of CPU kernels, in words
 //! gguf_file.rs       paths of GGUF files
 //! gguf_folder.rs     the files of a model folder that a GGUF file stands for
@@ -25,6 +27,8 @@
 
 pub(crate) mod adapted_model;
 pub(crate) mod adapter_base;
+pub(crate) mod device_check;
+pub(crate) mod device_panics;
 pub(crate) mod devices;
 pub(crate) mod gguf_file;
 pub(crate) mod gguf_folder;

@@ -1,7 +1,7 @@
 //! Assigns a device to each rank.
 //!
-//! Main type: [`Devices`], the devices of this host that the job may use: all visible devices, or
-//! the ones that `training.devices` lists. Devices are assigned by local rank. If there are more
+//! Main type: [`Devices`], the devices of this host that the job may use: all [`VisibleDevices`],
+//! or the ones that `training.devices` lists. Devices are assigned by local rank. If there are more
 //! ranks than devices, ranks share them. Devices are counted without opening one, because an open
 //! CUDA device takes hundreds of megabytes.
 //!
@@ -14,6 +14,20 @@
 use deepburn_config::{TrainingJob, counted};
 
 use crate::failure::Failure;
+
+/// The devices of this host that a backend can use.
+pub(crate) struct VisibleDevices<D> {
+    /// The devices, by index.
+    pub(crate) devices: Vec<D>,
+    /// Why counting them failed; `None` if it did not.
+    failure: Option<String>,
+}
+
+impl<D> From<Vec<D>> for VisibleDevices<D> {
+    fn from(devices: Vec<D>) -> Self {
+        Self { devices, failure: None }
+    }
+}
 
 /// The devices of this host that a job uses. There is at least one.
 pub(crate) struct Devices<D> {
@@ -29,20 +43,22 @@ impl<D: Clone> Devices<D> {
     /// Returns a user's mistake if no device is visible, or if a device that the job lists is not
     /// visible.
     pub(crate) fn choose(
-        visible: &[D],
+        visible: &VisibleDevices<D>,
         job: &TrainingJob,
         local_ranks: usize,
     ) -> Result<Self, Failure> {
-        let (backend, num_visible) = (job.placement.backend.name(), visible.len());
+        let (backend, num_visible) = (job.placement.backend.name(), visible.devices.len());
         if num_visible == 0 {
+            let why = visible.failure.as_deref().map(|failure| format!(": {failure}"));
             return Err(Failure::mistake(format!(
-                "training.backend: \"{backend}\" sees no device; check the driver and CUDA_VISIBLE_DEVICES, or use \
-                 \"flex\""
+                "training.backend: \"{backend}\" sees no device{}; check the driver and CUDA_VISIBLE_DEVICES, or use \
+                 \"flex\"",
+                why.unwrap_or_default()
             )));
         }
         let all: Vec<_> = (0..num_visible).collect();
         let chosen = job.placement.devices.as_deref().unwrap_or(&all).iter().map(|&index| {
-            visible.get(index).cloned().ok_or_else(|| {
+            visible.devices.get(index).cloned().ok_or_else(|| {
                 Failure::mistake(format!(
                     "training.devices: {index} is not visible: \"{backend}\" sees {num_visible} on this host; use indices \
                      from 0 to {}, or \"auto\"",
@@ -80,25 +96,30 @@ macro_rules! with_backend {
             #[cfg(feature = "cuda")]
             deepburn_config::Backend::Cuda => {
                 type $type = burn_cuda::Cuda<f32, i32>;
-                let $devices: &[_] = &$crate::job::devices::cuda_devices();
+                let $devices = &$crate::job::devices::cuda_devices();
                 $body
             }
             #[cfg(feature = "tch")]
             deepburn_config::Backend::Tch => {
                 type $type = burn_tch::LibTorch<f32>;
-                let $devices = &[burn_tch::LibTorchDevice::Cpu];
+                let $devices = &$crate::job::devices::VisibleDevices::from(vec![
+                    burn_tch::LibTorchDevice::Cpu,
+                ]);
                 $body
             }
             #[cfg(feature = "wgpu")]
             deepburn_config::Backend::Wgpu => {
                 type $type = burn_wgpu::Wgpu<f32, i32>;
-                let $devices: &[_] = &$crate::job::devices::wgpu_devices();
+                let $devices = &$crate::job::devices::VisibleDevices::from(
+                    $crate::job::devices::wgpu_devices(),
+                );
                 $body
             }
             // Backends that are not compiled in were refused in the preparation.
             _ => {
                 type $type = burn_flex::Flex;
-                let $devices = &[burn_flex::FlexDevice];
+                let $devices =
+                    &$crate::job::devices::VisibleDevices::from(vec![burn_flex::FlexDevice]);
                 $body
             }
         }
@@ -108,13 +129,18 @@ pub(crate) use with_backend;
 
 /// Returns the CUDA devices that `CUDA_VISIBLE_DEVICES` allows.
 #[cfg(feature = "cuda")]
-pub(crate) fn cuda_devices() -> Vec<burn_cuda::CudaDevice> {
+pub(crate) fn cuda_devices() -> VisibleDevices<burn_cuda::CudaDevice> {
     use cubecl::Runtime;
 
     // Counting panics if the CUDA driver library is missing.
-    let found = std::panic::catch_unwind(|| cubecl::cuda::CudaRuntime::enumerate_devices(0, &()));
-    let count = found.map_or(0, |devices| devices.len());
-    (0..count).map(|index| burn_cuda::CudaDevice { index }).collect()
+    let counted = crate::job::device_panics::caught(|| {
+        cubecl::cuda::CudaRuntime::enumerate_devices(0, &()).len()
+    });
+    let count = counted.result.unwrap_or(0);
+    VisibleDevices {
+        devices: (0..count).map(|index| burn_cuda::CudaDevice { index }).collect(),
+        failure: counted.panics.into_iter().next(),
+    }
 }
 
 /// Returns the adapters of the best available kind: discrete GPUs, else integrated ones, else
@@ -156,6 +182,7 @@ mod tests {
         let folder = std::path::Path::new("");
         let (job, _) = Job::parse(&text, "job.json", folder, &JobRequest::default()).unwrap();
         let visible: Vec<_> = (0..visible).map(|index| 10 + index).collect();
+        let visible = VisibleDevices::from(visible);
         let devices = Devices::choose(&visible, &job.training, ranks).map_err(|e| e.to_string())?;
         Ok((0..ranks).map(|rank| *devices.of(rank)).collect())
     }
@@ -174,6 +201,19 @@ mod tests {
         assert!(error.contains("training.devices: 2 is not visible"), "{error}");
         assert!(error.contains("sees 2 on this host"), "{error}");
         let error = choose(0, "\"auto\"", 1).unwrap_err();
-        assert!(error.contains("\"cuda\" sees no device"), "{error}");
+        assert!(error.contains("\"cuda\" sees no device; check the driver"), "{error}");
+    }
+
+    /// The text of cudarc's panic says which library it looked for, and where.
+    #[test]
+    fn the_reason_why_no_device_was_counted_is_named() {
+        let folder = std::path::Path::new("");
+        let text = r#"{"training": {"backend": "cuda"}}"#;
+        let (job, _) = Job::parse(text, "job.json", folder, &JobRequest::default()).unwrap();
+        let failure = Some("Unable to dynamically load the \"cuda\" shared library".to_owned());
+        let visible = VisibleDevices::<usize> { devices: Vec::new(), failure };
+        let error = Devices::choose(&visible, &job.training, 1).err().unwrap().to_string();
+        assert!(error.contains("sees no device: Unable to dynamically load the"), "{error}");
+        assert!(error.contains("shared library; check the driver"), "{error}");
     }
 }

@@ -15,6 +15,7 @@ use deepburn::comm::RankFailure;
 use deepburn::{BoxError, Ranks};
 
 use crate::failure::Failure;
+use crate::job::device_panics;
 
 /// Waits for the outcome of all processes. If one process fails, all of them fail, and the first
 /// failed one prints the reason.
@@ -125,7 +126,12 @@ pub(crate) fn failure_of_rank<E: std::fmt::Display>(
 ) -> Failure {
     match ranks.placement() {
         Some(placement) if placement.rank != failure.rank => Failure::Elsewhere { status: 1 },
-        _ => Failure::run(failure.to_string()),
+        _ => {
+            let mut message = failure.to_string();
+            // The error of a read from a device does not say what happened before.
+            message.push_str(&device_panics::as_cause_of(&message));
+            Failure::run(message)
+        }
     }
 }
 

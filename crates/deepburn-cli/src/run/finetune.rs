@@ -40,10 +40,12 @@ use crate::console;
 use crate::data::recipe::{InitialWeights, Recipe};
 use crate::data::subject::with_recipe;
 use crate::failure::Failure;
-use crate::job::devices::{Devices, set_matmul_precision, with_backend};
+use crate::job::device_check::check_device;
+use crate::job::device_panics;
+use crate::job::devices::{Devices, VisibleDevices, set_matmul_precision, with_backend};
 use crate::job::instructions::instructions_in_words;
 use crate::run::agreement::{agree, check_shared, failure_of_rank, one_per_host_first};
-use crate::run::hooks::{StepCounter, hooks};
+use crate::run::hooks::{DeviceHook, StepCounter, hooks};
 use crate::run::output_folder::open_output;
 use crate::run::preparation::check_types;
 use crate::run::prepared::{PreparedRun, Purpose};
@@ -110,6 +112,7 @@ pub fn finetune(arguments: Arguments, profiler: &Profiler) -> Result<(), Failure
     let run = Run { prepared, ranks: &ranks, signals: &signals, profiler };
     run.start_profiler();
 
+    device_panics::watch();
     set_matmul_precision(run.training());
     let backend = run.training().placement.backend;
     with_backend!(backend, B, devices => run.train::<B>(devices))?;
@@ -245,7 +248,10 @@ impl Run<'_> {
     ///
     /// # Errors
     /// Returns a user's mistake before training, or a failure while running.
-    fn train<B: FusedOps + OptimizerOps>(&self, visible: &[B::Device]) -> Result<(), Failure> {
+    fn train<B: FusedOps + OptimizerOps>(
+        &self,
+        visible: &VisibleDevices<B::Device>,
+    ) -> Result<(), Failure> {
         let subject = &self.prepared.preparation.subject;
         with_recipe!(subject, recipe => self.train_recipe::<B, _>(recipe, visible))
     }
@@ -255,7 +261,7 @@ impl Run<'_> {
     fn train_recipe<B: FusedOps + OptimizerOps, R: Recipe<B>>(
         &self,
         recipe: &R,
-        visible: &[B::Device],
+        visible: &VisibleDevices<B::Device>,
     ) -> Result<(), Failure> {
         let (preparation, ranks) = (&self.prepared.preparation, self.ranks);
         let placed = agree(ranks, "model", self.build::<B, R>(recipe, visible))?;
@@ -297,17 +303,22 @@ impl Run<'_> {
     /// Assigns devices to the ranks of this process, checks that the run fits, and builds their
     /// models.
     ///
-    /// The checks are those that need the device or the host: supported float types, memory, and
-    /// the folders of swap files.
+    /// The checks are those that need the device or the host: supported float types, a self-test,
+    /// memory, and the folders of swap files.
     fn build<B: FusedOps + OptimizerOps, R: Recipe<B>>(
         &self,
         recipe: &R,
-        visible: &[B::Device],
+        visible: &VisibleDevices<B::Device>,
     ) -> Result<Placed<B::Device, R::Model>, Failure> {
         let PreparedRun { preparation, forecast, .. } = &self.prepared;
         let devices = self.place(visible)?;
-        for device in &devices {
+        for (rank, device) in devices.iter().enumerate() {
             check_types::<B>(preparation, device)?;
+            // Ranks may share a device.
+            if !devices[..rank].contains(device) {
+                let precision = preparation.plan.precision.of_products();
+                check_device::<B>(self.training().placement.backend, device, precision)?;
+            }
         }
         // Before the models are built: a run that does not fit would be killed without a message.
         forecast.check(preparation, self.ranks)?;
@@ -329,7 +340,7 @@ impl Run<'_> {
     ///
     /// # Errors
     /// Returns a user's mistake if no device is visible, or if a device that the job lists is not.
-    fn place<D: Clone>(&self, visible: &[D]) -> Result<Vec<D>, Failure> {
+    fn place<D: Clone>(&self, visible: &VisibleDevices<D>) -> Result<Vec<D>, Failure> {
         let devices = Devices::choose(visible, self.training(), self.ranks_on_host())?;
         let local_ranks = match self.ranks.placement() {
             // Threads are all on this host.
@@ -398,6 +409,7 @@ impl Run<'_> {
             let mut hooks = hooks(&self.prepared, group.rank(), self.profiler)?;
             // First, so that the step is counted even if a later hook fails.
             hooks.hooks.insert(0, Box::new(steps.clone()));
+            hooks.hooks.insert(1, Box::new(DeviceHook));
             let device = placed.devices[index].clone();
             train_rank(&self.prepared, RankRun { recipe, model, group, device, hooks, signals })
         });

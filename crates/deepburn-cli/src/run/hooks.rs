@@ -11,6 +11,7 @@
 //! | Hook | Ranks | Output |
 //! |---|---|---|
 //! | [`StepCounter`] | all | the step number in errors of failed collectives |
+//! | [`DeviceHook`] | all | nothing; it ends a run whose device failed |
 //! | [`ProfileHook`] | all | phases and memory of the profiled steps |
 //! | [`MetricsHook`] | 0 | `metrics.jsonl` |
 //! | [`GeneratedHook`] | 0 | `generated.jsonl` |
@@ -49,6 +50,7 @@ use deepburn_monitor::{
 };
 
 use crate::console;
+use crate::job::device_panics;
 use crate::run::full_disk::FullDisk;
 use crate::run::output_folder::remove_earlier;
 use crate::run::preparation::Preparation;
@@ -219,6 +221,24 @@ impl Hook for StepCounter {
     fn before_step(&mut self, step: u64) -> Result<(), BoxError> {
         self.0.store(step, Relaxed);
         Ok(())
+    }
+}
+
+/// Ends the run after a step or an evaluation in which the thread of a device panicked, before
+/// their results are stored.
+pub(super) struct DeviceHook;
+
+impl Hook for DeviceHook {
+    fn after_step(&mut self, _row: &StepRow, _samples: u64) -> Result<(), BoxError> {
+        device_panics::check()
+    }
+
+    fn after_evaluation(&mut self, _row: &EvalRow, _samples: u64) -> Result<(), BoxError> {
+        device_panics::check()
+    }
+
+    fn finish(&mut self) -> Result<(), BoxError> {
+        device_panics::check()
     }
 }
 

@@ -20,7 +20,7 @@ use serde_json::Value;
 
 use crate::allocator::release_free_memory;
 use crate::failure::Failure;
-use crate::job::devices::{Devices, set_matmul_precision, with_backend};
+use crate::job::devices::{Devices, VisibleDevices, set_matmul_precision, with_backend};
 use crate::run::forecast::{HostLimits, longest};
 use crate::run::preparation::{Preparation, Resumed, prepare};
 use crate::tools::tune::{MemoryArguments, TuneArguments};
@@ -213,7 +213,7 @@ impl TunedJob {
     fn measure_on<B: deepburn::ops::FusedOps + deepburn::ops::OptimizerOps>(
         &self,
         plan: &Plan,
-        visible: &[B::Device],
+        visible: &VisibleDevices<B::Device>,
         steps: MeasuredSteps,
     ) -> Result<Measurement, String> {
         let ranks = plan.mesh.world_size();
@@ -256,11 +256,11 @@ impl TunedJob {
 
 /// Returns the speed of the first device, and the number of devices.
 fn of_devices<B: deepburn::ops::OptimizerOps>(
-    devices: &[B::Device],
+    visible: &VisibleDevices<B::Device>,
     sizes: MeasuredSizes,
 ) -> (RankSpeed, usize) {
-    let first = devices.first().cloned().unwrap_or_default();
-    (machine_speed::<B>(&first, sizes), devices.len().max(1))
+    let first = visible.devices.first().cloned().unwrap_or_default();
+    (machine_speed::<B>(&first, sizes), visible.devices.len().max(1))
 }
 
 /// Refuses to run as one of several processes.

@@ -465,6 +465,14 @@ fn device_kernels_sums_follow_the_f64_reference_with_the_same_bits_each_time() {
     }
 }
 
+/// Kernels would compute with the length modulo 2^32.
+#[test]
+#[should_panic(expected = "an array of 4294967296 elements of F32 is too long")]
+fn device_kernels_arrays_beyond_32_bits_are_refused() {
+    let handle = client().empty(4);
+    DeviceBuffer::new(handle, 1 << 32, DeviceDType::F32);
+}
+
 #[test]
 #[should_panic(expected = "adam: `v` has 3 elements and `param` has 2")]
 fn device_kernels_buffers_of_different_lengths_are_refused() {

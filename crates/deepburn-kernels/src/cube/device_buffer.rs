@@ -11,6 +11,9 @@ use half::{bf16, f16};
 /// The number of units in a cube (threads of a block in CUDA's terms), for all kernels.
 pub(crate) const CUBE_DIM: u32 = 256;
 
+/// The largest number of elements of a buffer. Kernels have positions of 32 bits.
+const MAX_LEN: usize = u32::MAX as usize;
+
 /// The type of the elements of a [`DeviceBuffer`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceDType {
@@ -33,7 +36,7 @@ impl DeviceDType {
     }
 }
 
-/// A flat array in the memory of a device.
+/// A flat array of fewer than 2^32 elements in the memory of a device.
 #[derive(Debug, Clone)]
 pub struct DeviceBuffer {
     handle: Handle,
@@ -46,8 +49,10 @@ impl DeviceBuffer {
     /// copied.
     ///
     /// # Panics
-    /// Panics if the handle's memory is smaller than `len` elements.
+    /// Panics if the handle's memory is smaller than `len` elements, or if there are 2^32 elements
+    /// or more.
     pub fn new(handle: Handle, len: usize, dtype: DeviceDType) -> Self {
+        check_len(len, dtype);
         let bytes = handle.size_in_used();
         assert!(
             (len * dtype.size()) as u64 <= bytes,
@@ -57,7 +62,11 @@ impl DeviceBuffer {
     }
 
     /// Allocates a buffer whose elements are undefined.
+    ///
+    /// # Panics
+    /// Panics if there are 2^32 elements or more.
     pub fn empty<R: Runtime>(client: &ComputeClient<R>, len: usize, dtype: DeviceDType) -> Self {
+        check_len(len, dtype);
         // Devices have no arrays of 0 bytes, so an empty buffer has memory for one element.
         Self { handle: client.empty(len.max(1) * dtype.size()), len, dtype }
     }
@@ -88,6 +97,18 @@ impl DeviceBuffer {
         // the element of an empty buffer.
         unsafe { ArrayArg::from_raw_parts(self.handle.clone(), self.len.max(1)) }
     }
+}
+
+/// Refuses lengths that a kernel would truncate.
+///
+/// # Panics
+/// Panics if there are 2^32 elements or more.
+fn check_len(len: usize, dtype: DeviceDType) {
+    assert!(
+        len <= MAX_LEN,
+        "an array of {len} elements of {dtype:?} is too long for the kernels of devices, which have at most {MAX_LEN}; \
+         use more ranks at a higher ZeRO stage, so that a rank owns fewer elements of a parameter, or the backend flex"
+    );
 }
 
 /// Evaluates a launch in which `$element` is the Rust type of a buffer's elements.

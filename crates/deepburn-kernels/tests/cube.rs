@@ -10,9 +10,9 @@ use cubecl::prelude::*;
 use deepburn_kernels::cube::{self, DeviceBuffer, DeviceDType, OwnedBuffers};
 use deepburn_kernels::{
     Adagrad, AdagradStep, Adam, AdamStep, AgreedMovementStep, DescentStep, ElementwiseStep,
-    FloatSlice, FrozenAdam, FrozenAdamStep, FrozenLamb, FrozenLambStep, Lamb, LambStep, Lion,
-    LionStep, LocalAdamStep, LocalMomentumStep, LocalMovementStep, MuonMomentum, MuonMomentumStep,
-    OwnedSlice, Sgd, WeightDecay, WorkingCopy, adam_reference,
+    FloatSlice, FrozenAdam, FrozenAdamStep, FrozenLamb, FrozenLambStep, GradientStats, Lamb,
+    LambStep, Lion, LionStep, LocalAdamStep, LocalMomentumStep, LocalMovementStep, MuonMomentum,
+    MuonMomentumStep, OwnedSlice, Sgd, WeightDecay, WorkingCopy, adam_reference,
 };
 use half::{bf16, f16};
 
@@ -95,6 +95,12 @@ fn download(client: &Client, buffer: DeviceBuffer) -> Vec<f32> {
             })
             .collect(),
     }
+}
+
+/// Returns the statistics of a single gradient.
+fn stats_of(client: &Client, values: &[f32], dtype: DeviceDType) -> GradientStats {
+    let gradient = upload(client, values, dtype);
+    cube::gradient_stats(client, 1, |_| gradient.clone()).swap_remove(0)
 }
 
 fn rule(weight_decay: WeightDecay) -> Adam {
@@ -334,7 +340,7 @@ fn device_kernels_stats_follow_the_f64_reference() {
     for dtype in types(&client) {
         for len in SIZES {
             let values = noise(len, 3);
-            let stats = cube::gradient_stats(&client, &upload(&client, &values, dtype));
+            let stats = stats_of(&client, &values, dtype);
             let expected: f64 = held(&values, dtype).iter().map(|x| f64::from(*x).powi(2)).sum();
             assert!(stats.finite);
             // A unit adds at most 10^7 / 2^18 = 39 squares, then a tree of 8: 47 roundings of 6e-8.
@@ -344,7 +350,7 @@ fn device_kernels_stats_follow_the_f64_reference() {
                 "{dtype:?} {len}: {} {expected}",
                 stats.sum_of_squares
             );
-            let again = cube::gradient_stats(&client, &upload(&client, &values, dtype));
+            let again = stats_of(&client, &values, dtype);
             assert_eq!(stats, again, "the same bits each time");
         }
     }
@@ -359,12 +365,42 @@ fn device_kernels_stats_see_every_bad_element() {
                 for place in [0, len / 2, len - 1] {
                     let mut values = noise(len, 4);
                     values[place] = bad;
-                    let stats = cube::gradient_stats(&client, &upload(&client, &values, dtype));
+                    let stats = stats_of(&client, &values, dtype);
                     assert!(!stats.finite, "{bad} at {place} of {len} {dtype:?}");
                 }
             }
         }
     }
+}
+
+/// More gradients than one array of partial results has memory for: the largest ones have 1024
+/// pairs each, of 65,536.
+#[test]
+fn device_kernels_stats_do_not_depend_on_other_gradients() {
+    let client = client();
+    let types = types(&client);
+    let large = upload(&client, &noise(4_200_000, 5), DeviceDType::F32);
+    let mut gradients = vec![large; 70];
+    for (index, len) in [0, 1, 7, 257, 65_537, 0].into_iter().enumerate() {
+        let mut values = noise(len, index as u64);
+        // One gradient is not finite, and the squares of another one overflow f32.
+        match len {
+            7 => values[3] = f32::INFINITY,
+            257 => values[0] = 3e38,
+            _ => {}
+        }
+        let dtype = if len == 257 { DeviceDType::F32 } else { types[index % types.len()] };
+        gradients.insert(index * 14, upload(&client, &values, dtype));
+    }
+    let of = |gradients: &[DeviceBuffer]| {
+        cube::gradient_stats(&client, gradients.len(), |index| gradients[index].clone())
+    };
+    let bits = |stats: &GradientStats| (stats.sum_of_squares.to_bits(), stats.finite);
+    let together: Vec<_> = of(&gradients).iter().map(bits).collect();
+    let each: Vec<_> = gradients.chunks(1).flat_map(of).map(|stats| bits(&stats)).collect();
+    assert_eq!(together, each);
+    assert_eq!(together.iter().filter(|(_, finite)| !finite).count(), 1);
+    assert!(of(&[]).is_empty());
 }
 
 #[test]
@@ -373,7 +409,7 @@ fn device_kernels_squares_beyond_f32_are_no_overflow() {
     // f16 has no such elements.
     for dtype in types(&client).into_iter().filter(|dtype| *dtype != DeviceDType::F16) {
         let values = held(&[3e38; 1001], dtype);
-        let stats = cube::gradient_stats(&client, &upload(&client, &values, dtype));
+        let stats = stats_of(&client, &values, dtype);
         assert!(stats.finite, "{dtype:?}");
         let expected = f64::from(values[0]).powi(2) * 1001.0;
         assert!((stats.sum_of_squares / expected - 1.0).abs() < 1e-12, "{dtype:?}: {stats:?}");

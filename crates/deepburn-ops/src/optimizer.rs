@@ -39,11 +39,21 @@ pub trait OptimizerOps: StreamOps + LayoutOps + MatmulOps {
         update_on_host::<Self>(step, grad_scale, arrays, gradient, working)
     }
 
-    /// Returns the sum of squares of a flat gradient in f32, f16 or bf16, and whether all elements
-    /// are finite, in one pass. The CPU accumulates the sum in f64. Other devices use at least f32
-    /// and a tree of partial sums.
-    fn gradient_stats(gradient: FloatTensor<Self>) -> GradientStats {
-        kernels::gradient_stats(FloatSlice::F32(&float_into_host::<Self>(gradient)))
+    /// Returns the sum of squares of each flat gradient in f32, f16 or bf16, and whether all its
+    /// elements are finite, in one pass over each. The CPU accumulates a sum in f64. Other devices
+    /// use at least f32 and a tree of partial sums.
+    ///
+    /// `gradient` returns gradient `0..count`. The results do not depend on which gradients share a
+    /// call, but a device is waited for only once in a call. Gradients are taken one by one and may
+    /// be made by `gradient`, so that not all of them are in memory. It may be called twice for one
+    /// gradient.
+    fn gradient_stats(
+        count: usize,
+        gradient: &dyn Fn(usize) -> FloatTensor<Self>,
+    ) -> Vec<GradientStats> {
+        let on_host = |index| float_into_host::<Self>(gradient(index));
+        let gradients = (0..count).map(on_host);
+        gradients.map(|gradient| kernels::gradient_stats(FloatSlice::F32(&gradient))).collect()
     }
 
     /// Converts to `dtype`, rounding to nearest even. Values beyond the range become infinite.

@@ -7,6 +7,8 @@
 //!
 //! The kernels support f32, f16 and bf16. Gradients of other types are converted to f32 first.
 
+use std::cell::Cell;
+
 use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{DType, FloatDType, TensorMetadata};
@@ -62,11 +64,23 @@ where
         (UpdateArrays { master, states }, copy)
     }
 
-    /// Waits for the device. At most 1024 partial sums of squares, in f32, are copied to the host
-    /// and added there in f64.
-    fn gradient_stats(gradient: FloatTensor<Self>) -> GradientStats {
-        let gradient = known::<Self, R>(gradient);
-        cube::gradient_stats(&gradient.client, &buffer(&gradient))
+    /// Waits for the device once. At most 1024 partial sums of squares of each gradient, in f32,
+    /// are copied to the host and added there in f64.
+    fn gradient_stats(
+        count: usize,
+        gradient: &dyn Fn(usize) -> FloatTensor<Self>,
+    ) -> Vec<GradientStats> {
+        if count == 0 {
+            return Vec::new();
+        }
+        let first = gradient(0);
+        let client = first.client.clone();
+        // The kernel asks for gradient 0 first, which is already there.
+        let first = Cell::new(Some(first));
+        cube::gradient_stats(&client, count, |index| {
+            let gradient = first.take().unwrap_or_else(|| gradient(index));
+            buffer(&known::<Self, R>(gradient))
+        })
     }
 
     /// Conversions between f32, f16 and bf16 use a kernel that rounds to nearest even. Other

@@ -59,9 +59,13 @@ impl OptimizerOps for Flex {
         (UpdateArrays { master, states }, copy)
     }
 
-    /// Sums the squares in f64, in a fixed order.
-    fn gradient_stats(gradient: FloatTensor<Self>) -> GradientStats {
-        kernels::gradient_stats(elements(&contiguous(&gradient)))
+    /// Sums the squares of each gradient in f64, in a fixed order.
+    fn gradient_stats(
+        count: usize,
+        gradient: &dyn Fn(usize) -> FloatTensor<Self>,
+    ) -> Vec<GradientStats> {
+        let stats = |index| kernels::gradient_stats(elements(&contiguous(&gradient(index))));
+        (0..count).map(stats).collect()
     }
 
     /// Conversions between f32 and the 16-bit types run on all threads; other conversions use

@@ -1,7 +1,7 @@
 //! Optimizer kernels in the queue of lazy tensors: updates and concatenations are custom ops.
 //!
 //! Gradient statistics are read on the host. [`OptimizerOps::gradient_stats`] therefore executes
-//! the queue up to the gradient first.
+//! the queue up to the gradients first.
 
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{DType, FloatDType, Shape, TensorMetadata};
@@ -38,10 +38,16 @@ impl<B: FusionBackend + OptimizerOps> OptimizerOps for Fusion<B> {
         (arrays, working.map(|_| next()))
     }
 
-    /// Runs the queue up to the gradient and waits for the device.
-    fn gradient_stats(gradient: FloatTensor<Self>) -> GradientStats {
-        let client = gradient.client.clone();
-        B::gradient_stats(client.resolve_tensor_float::<B>(gradient))
+    /// Runs the queue up to each gradient. The inner backend waits for its device.
+    fn gradient_stats(
+        count: usize,
+        gradient: &dyn Fn(usize) -> FloatTensor<Self>,
+    ) -> Vec<GradientStats> {
+        B::gradient_stats(count, &|index| {
+            let gradient = gradient(index);
+            let client = gradient.client.clone();
+            client.resolve_tensor_float::<B>(gradient)
+        })
     }
 
     /// Queues the copies. All parts must have the type of the first one.

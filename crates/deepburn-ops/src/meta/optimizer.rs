@@ -29,10 +29,16 @@ impl OptimizerOps for Meta {
         (arrays, copy)
     }
 
-    /// Returns the sum 1, so that a norm can be computed and clipped.
-    fn gradient_stats(gradient: FloatTensor<Self>) -> GradientStats {
-        report(0, [&gradient]);
-        GradientStats { sum_of_squares: 1.0, finite: true }
+    /// Returns the sum 1 for each gradient, so that a norm can be computed and clipped.
+    fn gradient_stats(
+        count: usize,
+        gradient: &dyn Fn(usize) -> FloatTensor<Self>,
+    ) -> Vec<GradientStats> {
+        let stats = |index| {
+            report(0, [&gradient(index)]);
+            GradientStats { sum_of_squares: 1.0, finite: true }
+        };
+        (0..count).map(stats).collect()
     }
 
     fn cast(tensor: FloatTensor<Self>, dtype: FloatDType) -> FloatTensor<Self> {

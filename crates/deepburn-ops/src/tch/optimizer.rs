@@ -65,11 +65,15 @@ impl<E: TchElement> OptimizerOps for LibTorch<E> {
         (UpdateArrays { master, states }, copy)
     }
 
-    /// Copies a gradient on another device to host memory. The sum of squares is in f64, in a fixed
-    /// order.
-    fn gradient_stats(gradient: FloatTensor<Self>) -> GradientStats {
-        let gradient = gradient.tensor.contiguous().to_device(Device::Cpu);
-        kernels::gradient_stats(elements(&gradient))
+    /// Copies gradients on another device to host memory, one by one. Sums of squares are in f64,
+    /// in a fixed order.
+    fn gradient_stats(
+        count: usize,
+        gradient: &dyn Fn(usize) -> FloatTensor<Self>,
+    ) -> Vec<GradientStats> {
+        let on_host = |index| gradient(index).tensor.contiguous().to_device(Device::Cpu);
+        let gradients = (0..count).map(on_host);
+        gradients.map(|gradient| kernels::gradient_stats(elements(&gradient))).collect()
     }
 
     /// Copies the parts into a zeroed tensor, one after the other. Parts on another device are

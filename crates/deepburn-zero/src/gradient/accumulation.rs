@@ -15,10 +15,10 @@
 //! places. Local gradients of `no_sync` passes are never parked.
 
 use burn_backend::{Backend, DType, FloatDType, TensorMetadata};
-use deepburn_comm::{CommError, Partition};
+use deepburn_comm::CommError;
 use deepburn_nvme::SwapError;
 
-use super::state::{Accumulated, GradientCheck, GradientState, SumElements, SumHome};
+use super::state::{Accumulated, GradientCheck, GradientState, SumElements, SumHome, Unchecked};
 use super::{GradientReducer, Types};
 use crate::group::flat::in_type;
 use crate::group::maximum;
@@ -39,14 +39,12 @@ impl<B: Backend> GradientReducer<B> {
         self.gradients[index].sum()
     }
 
-    /// Checks an accumulated gradient. If gradients are averaged, only the elements that this rank
-    /// owns are checked. Otherwise (1-bit optimizers) all elements are checked.
-    pub(crate) fn check(&self, sum: &Accumulated<B>, partition: Partition) -> GradientCheck {
-        if self.mean {
-            self.policy.checker.check(sum, partition)
-        } else {
-            self.policy.checker.check_whole(sum)
-        }
+    /// Checks the accumulated gradients by parameter index, as [`take`](Self::take) returns them.
+    /// If gradients are averaged, only the elements that this rank owns are checked. Otherwise
+    /// (1-bit optimizers) all elements are checked.
+    pub(crate) fn check(&self, sums: &[Option<Accumulated<B>>]) -> Vec<Option<GradientCheck>> {
+        let partition = |index: usize| self.mean.then(|| self.parameters[index].partition());
+        self.policy.checker.check(sums, partition)
     }
 
     /// Returns true if an accumulated gradient of `count` micro-batches has type `dtype`. A
@@ -80,8 +78,11 @@ impl<B: Backend> GradientReducer<B> {
                 // The sum is counted as bucket memory until it is written.
                 let Leased { tensor, lease: _lease } =
                     Leased::held(tensor, &self.ledger, Category::Buckets);
-                let partition = self.parameters[index].partition();
-                let check = self.policy.checker.check_tensor(&tensor, peak.as_ref(), partition);
+                let partition = Some(self.parameters[index].partition());
+                let sum = Unchecked { elements: &tensor, peak: peak.as_ref(), partition };
+                let [check] = self.policy.checker.check_in_memory(&[sum])[..] else {
+                    unreachable!("one sum was checked")
+                };
                 let dtype = tensor.dtype();
                 let written = array.write_tensor::<B>(tensor, &mut self.sums.writes);
                 written.map_err(|error| self.failed("write", index, error))?;

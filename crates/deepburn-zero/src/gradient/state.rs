@@ -18,6 +18,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, FloatDType, TensorMetadata};
 use deepburn_comm::Partition;
 use deepburn_kernels::GradientStats;
@@ -188,7 +189,7 @@ pub(crate) enum SumHome {
 pub(crate) struct Accumulated<B: Backend> {
     pub(crate) elements: SumElements<B>,
     /// The largest magnitude that the sum had before the last addition, of shape `[1]`. It is set
-    /// only if the overflow check needs it (see `GradientChecker::fits`).
+    /// only if the overflow check needs it (see `GradientChecker::can_exceed_f16`).
     pub(crate) peak: Option<B::FloatTensorPrimitive>,
     /// The number of micro-batches in the sum.
     pub(crate) count: usize,
@@ -243,6 +244,10 @@ pub(crate) struct GradientCheck {
     pub(crate) fits: bool,
 }
 
+/// The kernel that computes the statistics of many gradients, as
+/// [`OptimizerOps::gradient_stats`] describes it.
+type StatsKernel<B> = fn(usize, &dyn Fn(usize) -> FloatTensor<B>) -> Vec<GradientStats>;
+
 /// Checks accumulated gradients. Its kernels are function pointers, because the reducer's backend
 /// is not required to have optimizer kernels.
 #[derive(Debug)]
@@ -251,10 +256,21 @@ pub(crate) struct GradientChecker<B: Backend> {
     share: ShardSpec,
     /// The type in which ops compute.
     compute: FloatDType,
-    /// Returns the sum of squares and whether all elements are finite.
-    stats: fn(B::FloatTensorPrimitive) -> GradientStats,
+    /// Returns the sum of squares of each array, and whether all its elements are finite.
+    stats: StatsKernel<B>,
     /// Casts a tensor to another type.
-    cast: fn(B::FloatTensorPrimitive, FloatDType) -> B::FloatTensorPrimitive,
+    cast: fn(FloatTensor<B>, FloatDType) -> FloatTensor<B>,
+}
+
+/// A sum in memory that is to be checked.
+pub(super) struct Unchecked<'a, B: Backend> {
+    /// The elements of the sum, as it is kept.
+    pub(super) elements: &'a FloatTensor<B>,
+    /// The peak of the sum ([`Accumulated::peak`]).
+    pub(super) peak: Option<&'a FloatTensor<B>>,
+    /// The partition, of which this rank's elements are checked, without padding. `None` if all
+    /// elements are checked.
+    pub(super) partition: Option<Partition>,
 }
 
 impl<B: OptimizerOps> GradientChecker<B> {
@@ -264,70 +280,177 @@ impl<B: OptimizerOps> GradientChecker<B> {
 }
 
 impl<B: Backend> GradientChecker<B> {
-    /// Checks the elements of a sum that this rank owns. A parked sum was already checked when it
-    /// was written, with the same order of additions.
-    pub(crate) fn check(&self, sum: &Accumulated<B>, partition: Partition) -> GradientCheck {
-        match &sum.elements {
-            SumElements::Device(elements) => {
-                self.check_tensor(&elements.tensor, sum.peak.as_ref(), partition)
-            }
-            SumElements::Parked { check, .. } => *check,
-        }
-    }
-
-    /// Checks all elements of a sum. Only 1-bit optimizers need this, and they do not support
-    /// offload.
-    pub(super) fn check_whole(&self, sum: &Accumulated<B>) -> GradientCheck {
-        match &sum.elements {
-            SumElements::Device(elements) => {
-                self.check_elements(elements.tensor.clone(), sum.peak.as_ref())
-            }
-            SumElements::Parked { .. } => {
-                unreachable!("states are on the device where ranks agree on momenta")
-            }
-        }
-    }
-
-    /// Checks the owned elements of a sum in memory, without padding.
-    pub(super) fn check_tensor(
+    /// Checks the sums of all parameters; `None` stays `None`. For each sum, `partition` returns
+    /// the partition whose owned elements are checked, or `None` if all elements are checked.
+    ///
+    /// A device is waited for once, or twice in fp16, whatever the number of sums. A parked sum was
+    /// already checked when it was written, with the same order of additions.
+    pub(super) fn check(
         &self,
-        sum: &B::FloatTensorPrimitive,
-        peak: Option<&B::FloatTensorPrimitive>,
-        partition: Partition,
-    ) -> GradientCheck {
-        self.check_elements(self.share.owned_gradient::<B>(sum, partition), peak)
+        sums: &[Option<Accumulated<B>>],
+        partition: impl Fn(usize) -> Option<Partition>,
+    ) -> Vec<Option<GradientCheck>> {
+        let mut checks = vec![None; sums.len()];
+        let (mut indices, mut unchecked) = (Vec::new(), Vec::new());
+        for (index, sum) in sums.iter().enumerate() {
+            let Some(sum) = sum else { continue };
+            let partition = partition(index);
+            match &sum.elements {
+                SumElements::Device(elements) => {
+                    let (elements, peak) = (&elements.tensor, sum.peak.as_ref());
+                    indices.push(index);
+                    unchecked.push(Unchecked { elements, peak, partition });
+                }
+                SumElements::Parked { check, .. } if partition.is_some() => {
+                    checks[index] = Some(*check);
+                }
+                // Only 1-bit optimizers check all elements, and they do not support offload.
+                SumElements::Parked { .. } => {
+                    unreachable!("states are on the device where ranks agree on momenta")
+                }
+            }
+        }
+        for (index, check) in indices.into_iter().zip(self.check_in_memory(&unchecked)) {
+            checks[index] = Some(check);
+        }
+        checks
     }
 
-    /// Checks the given elements.
-    fn check_elements(
-        &self,
-        elements: B::FloatTensorPrimitive,
-        peak: Option<&B::FloatTensorPrimitive>,
-    ) -> GradientCheck {
-        let stats = (self.stats)(elements.clone());
+    /// Checks sums in memory and returns one result for each.
+    pub(super) fn check_in_memory(&self, sums: &[Unchecked<'_, B>]) -> Vec<GradientCheck> {
+        // Made when it is needed, because it may be a copy.
+        let elements = |sum: &Unchecked<'_, B>| match sum.partition {
+            Some(partition) => self.share.owned_gradient::<B>(sum.elements, partition),
+            None => sum.elements.clone(),
+        };
+        let stats = (self.stats)(sums.len(), &|index| elements(&sums[index]));
+        let check = |stats: GradientStats| GradientCheck {
+            sum_of_squares: stats.sum_of_squares,
+            fits: stats.finite,
+        };
+        let mut checks: Vec<_> = stats.into_iter().map(check).collect();
         // Most overflows are infinite in the sum itself, so the other checks rarely run for a
         // skipped step.
-        let fits = stats.finite && self.fits(elements, peak);
-        GradientCheck { sum_of_squares: stats.sum_of_squares, fits }
+        let finite = sums.iter().enumerate().filter(|(index, _)| checks[*index].fits);
+        let watched = finite.filter(|(_, sum)| self.can_exceed_f16(sum.elements.dtype()));
+        let watched: Vec<(usize, bool)> = watched
+            .flat_map(|(index, sum)| {
+                let peak = sum.peak.is_some().then_some((index, true));
+                peak.into_iter().chain([(index, false)])
+            })
+            .collect();
+        if watched.is_empty() {
+            return checks;
+        }
+        let rounded = |place: usize| {
+            let (index, is_peak) = watched[place];
+            let sum = &sums[index];
+            let tensor = match sum.peak {
+                Some(peak) if is_peak => peak.clone(),
+                _ => elements(sum),
+            };
+            (self.cast)(tensor, FloatDType::F16)
+        };
+        let stats = (self.stats)(watched.len(), &rounded);
+        for ((index, _), stats) in watched.iter().zip(stats) {
+            checks[*index].fits &= stats.finite;
+        }
+        checks
     }
 
-    /// Returns true if an accumulated gradient never exceeded the range of the type in which ops
-    /// compute.
+    /// Returns true if a finite sum of this type may have exceeded the range of the type in which
+    /// ops compute, so that the sum and its peak must be checked in f16.
     ///
     /// DeepSpeed accumulates fp16 gradients in fp16 and skips a step if they overflow. The same
-    /// steps are skipped here, although the f32 sum can represent larger values. `peak` detects an
-    /// overflow that a later micro-batch has canceled.
-    fn fits(
-        &self,
-        gradient: B::FloatTensorPrimitive,
-        peak: Option<&B::FloatTensorPrimitive>,
-    ) -> bool {
+    /// steps are skipped here, although the f32 sum can represent larger values. The peak detects
+    /// an overflow that a later micro-batch has canceled.
+    fn can_exceed_f16(&self, dtype: DType) -> bool {
         // An overflow of a sum in f16 is an infinity, which the caller has found. bf16 has the
         // range of f32.
-        if self.compute != FloatDType::F16 || gradient.dtype() == DType::F16 {
-            return true;
-        }
-        let fits = |tensor| (self.stats)((self.cast)(tensor, FloatDType::F16)).finite;
-        peak.is_none_or(|peak| fits(peak.clone())) && fits(gradient)
+        self.compute == FloatDType::F16 && dtype != DType::F16
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use burn_backend::TensorData;
+    use burn_flex::{Flex, FlexDevice};
+    use deepburn_config::Stage;
+    use deepburn_ops::float_from_host;
+
+    use super::*;
+
+    thread_local! {
+        /// The number of times that statistics were computed, each of which a device waits for.
+        static WAITS: Cell<usize> = const { Cell::new(0) };
+    }
+
+    fn counted(count: usize, gradient: &dyn Fn(usize) -> FloatTensor<Flex>) -> Vec<GradientStats> {
+        WAITS.set(WAITS.get() + 1);
+        Flex::gradient_stats(count, gradient)
+    }
+
+    fn checker(compute: FloatDType) -> GradientChecker<Flex> {
+        let share = ShardSpec { stage: Stage::S0, rank: 1, cuts_gradients: false };
+        GradientChecker { share, compute, stats: counted, cast: Flex::cast }
+    }
+
+    fn tensor(values: &[f32]) -> FloatTensor<Flex> {
+        float_from_host::<Flex>(TensorData::new(values.to_vec(), [values.len()]), &FlexDevice)
+    }
+
+    /// Returns the checks of all sums, and the number of waits of a device.
+    fn checked(
+        compute: FloatDType,
+        sums: &[(FloatTensor<Flex>, Option<FloatTensor<Flex>>)],
+    ) -> (Vec<GradientCheck>, usize) {
+        let unchecked: Vec<_> = sums
+            .iter()
+            .map(|(elements, peak)| Unchecked { elements, peak: peak.as_ref(), partition: None })
+            .collect();
+        let before = WAITS.get();
+        let checks = checker(compute).check_in_memory(&unchecked);
+        (checks, WAITS.get() - before)
+    }
+
+    #[test]
+    fn a_device_is_waited_for_once_whatever_the_number_of_gradients() {
+        let sums: Vec<_> = (1..=100).map(|i| (tensor(&vec![0.1; i]), None)).collect();
+        let (checks, waits) = checked(FloatDType::BF16, &sums);
+        assert_eq!(waits, 1);
+        let each = sums.chunks(1).flat_map(|sum| checked(FloatDType::BF16, sum).0);
+        assert_eq!(checks, each.collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn sums_beyond_fp16_and_their_peaks_are_found_with_two_waits() {
+        let (low, high) = (tensor(&[1.0, 2.0]), tensor(&[1.0, 1e6]));
+        let half = Flex::cast(low.clone(), FloatDType::F16);
+        let sums = [
+            (low.clone(), None),
+            (high.clone(), None),
+            (low.clone(), Some(tensor(&[1e6]))),
+            (low, Some(tensor(&[3.0]))),
+            (half, None),
+            (tensor(&[f32::NAN]), None),
+        ];
+        let (checks, waits) = checked(FloatDType::F16, &sums);
+        let fits: Vec<_> = checks.iter().map(|check| check.fits).collect();
+        assert_eq!((fits, waits), (vec![true, false, false, true, true, false], 2));
+        let (checks, waits) = checked(FloatDType::F32, &sums);
+        let fits: Vec<_> = checks.iter().map(|check| check.fits).collect();
+        assert_eq!((fits, waits), (vec![true, true, true, true, true, false], 1));
+    }
+
+    #[test]
+    fn only_owned_elements_count() {
+        // Rank 1 of 2 owns the last two of five elements, which two ranks share as 3 + 2.
+        let sum = tensor(&[100.0, 100.0, 100.0, 3.0, 4.0]);
+        let partition = Some(Partition::new(5, 2));
+        let unchecked = [Unchecked { elements: &sum, peak: None, partition }];
+        let checks = checker(FloatDType::F32).check_in_memory(&unchecked);
+        assert_eq!(checks, [GradientCheck { sum_of_squares: 25.0, fits: true }]);
     }
 }

@@ -86,7 +86,10 @@ fn of_matrix<B: OptimizerOps>(
     // The norm needs contiguous memory. The reshape copies only slices of fused parameters, which
     // are not contiguous.
     let flat = B::float_reshape(matrix, Shape::from(vec![shape.num_elements()]));
-    let norm = B::gradient_stats(flat.clone()).sum_of_squares.sqrt();
+    let [stats] = B::gradient_stats(1, &|_| flat.clone())[..] else {
+        unreachable!("statistics of one array were asked for")
+    };
+    let norm = stats.sum_of_squares.sqrt();
     let matrix = B::float_reshape(flat, shape);
     let mut x = if is_tall { B::float_transpose(matrix) } else { matrix };
     // The Frobenius norm bounds the largest singular value, so the iteration starts within its

@@ -170,9 +170,9 @@ impl<B: OptimizerOps> ModelStates<B> {
     fn global_norm(&self, gradients: &[Option<Accumulated<B>>]) -> Result<Norm, ZeroError> {
         let (mut squares, mut first_bad) = (vec![0.0; self.parameters.len() + 1], None);
         let reducer = self.reducer.borrow();
-        for (parameter, gradient) in self.parameters.iter().zip(gradients) {
-            if let Some(gradient) = gradient {
-                let check = reducer.check(gradient, parameter.partition());
+        // All gradients in one call, so that a device is waited for once and not for each of them.
+        for (parameter, check) in self.parameters.iter().zip(reducer.check(gradients)) {
+            if let Some(check) = check {
                 if self.groups.is_first_replica() {
                     squares[parameter.index()] = check.sum_of_squares;
                 }

@@ -14,6 +14,7 @@ mod cast;
 mod device_buffer;
 mod elementwise;
 mod flat;
+mod rows;
 mod stats;
 mod sum;
 
@@ -22,5 +23,6 @@ pub use device_buffer::{DeviceBuffer, DeviceDType};
 pub use elementwise::OwnedBuffers;
 pub(crate) use elementwise::{ElementKernel, launch, lerp, only_if, place, write};
 pub use flat::flatten;
+pub use rows::{AddedRows, add_rows};
 pub use stats::gradient_stats;
 pub use sum::sum;

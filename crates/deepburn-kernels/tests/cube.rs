@@ -7,7 +7,7 @@
 use cubecl::Runtime;
 use cubecl::client::ComputeClient;
 use cubecl::prelude::*;
-use deepburn_kernels::cube::{self, DeviceBuffer, DeviceDType, OwnedBuffers};
+use deepburn_kernels::cube::{self, AddedRows, DeviceBuffer, DeviceDType, OwnedBuffers};
 use deepburn_kernels::{
     Adagrad, AdagradStep, Adam, AdamStep, AgreedMovementStep, DescentStep, ElementwiseStep,
     FloatSlice, FrozenAdam, FrozenAdamStep, FrozenLamb, FrozenLambStep, GradientStats, Lamb,
@@ -499,6 +499,99 @@ fn device_kernels_sums_follow_the_f64_reference_with_the_same_bits_each_time() {
         let bad = upload(&client, &[1.0, f32::NAN, 2.0], dtype);
         assert!(download(&client, cube::sum(&client, &bad))[0].is_nan(), "{dtype:?}");
     }
+}
+
+/// Returns elements `start..` of a table after rows were added in their order, as in f32 on the
+/// host.
+fn with_rows(dense: &[f32], start: usize, indices: &[u32], values: &[f32]) -> Vec<f32> {
+    let mut sum = dense.to_vec();
+    let row_len = values.len() / indices.len();
+    for (index, row) in indices.iter().zip(values.chunks(row_len)) {
+        for (column, value) in row.iter().enumerate() {
+            let place = (*index as usize * row_len + column).checked_sub(start);
+            if let Some(element) = place.and_then(|place| sum.get_mut(place)) {
+                *element += value;
+            }
+        }
+    }
+    sum
+}
+
+/// Adds rows on the device and returns the sum.
+fn device_rows(
+    client: &Client,
+    dense: &[f32],
+    start: usize,
+    indices: &[u32],
+    values: (&[f32], DeviceDType),
+) -> Vec<f32> {
+    let sum = upload(client, dense, DeviceDType::F32);
+    let rows = AddedRows {
+        indices: client.create_from_slice(u32::as_bytes(indices)),
+        values: &upload(client, values.0, values.1),
+        row_len: values.0.len() / indices.len(),
+    };
+    cube::add_rows(client, &sum, start, rows);
+    download(client, sum)
+}
+
+/// Additions in f32 in the order of the rows have the same bits on the host.
+#[test]
+fn device_kernels_rows_are_added_in_their_order_with_the_bits_of_the_host() {
+    let client = client();
+    for dtype in types(&client) {
+        for (count, row_len, table_rows) in
+            [(1, 1, 1), (7, 3, 4), (257, 45, 20), (600, 768, 50), (300, 5, 1)]
+        {
+            let random = noise(count, 7);
+            let index = |x: &f32| ((x + 1.0) * 0.5 * table_rows as f32) as u32;
+            let indices: Vec<u32> = random.iter().map(index).collect();
+            // Of different magnitudes, so that another order rounds differently.
+            let values: Vec<f32> = noise(count * row_len, 8)
+                .iter()
+                .enumerate()
+                .map(|(i, x)| x * [1.0, 1e3, 1e-3][i / row_len % 3])
+                .collect();
+            let values = held(&values, dtype);
+            let table = noise(table_rows * row_len, 9);
+            let len = table.len();
+            // The whole table, parts that cut rows, and a single element.
+            for part in [0..len, len / 3..len, len / 3..2 * len / 3 + 1, len - 1..len] {
+                let (start, dense) = (part.start, &table[part.clone()]);
+                let expected = with_rows(dense, start, &indices, &values);
+                for _ in 0..2 {
+                    let sum = device_rows(&client, dense, start, &indices, (&values, dtype));
+                    let bits =
+                        |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+                    assert_eq!(bits(&sum), bits(&expected), "{dtype:?} {count} {row_len} {part:?}");
+                }
+            }
+        }
+    }
+}
+
+/// More rows than a grid has cubes along one axis, of which few are in the part.
+#[test]
+fn device_kernels_rows_outside_of_the_part_are_ignored() {
+    let client = client();
+    let count = 70_000;
+    let mut indices: Vec<u32> = (1000..1000 + count as u32).collect();
+    (indices[count - 1], indices[3]) = (1001, 0);
+    let values = noise(count * 2, 3);
+    let dense = noise(7, 4);
+    let expected = with_rows(&dense, 1999, &indices, &values);
+    assert_ne!(expected, dense);
+    assert_eq!(device_rows(&client, &dense, 1999, &indices, (&values, DeviceDType::F32)), expected);
+    assert_eq!(device_rows(&client, &dense, 5, &indices, (&values, DeviceDType::F32)), dense);
+}
+
+#[test]
+#[should_panic(expected = "3 rows need 12 bytes of indices, and 8 bytes were given")]
+fn device_kernels_rows_without_indices_are_refused() {
+    let client = client();
+    let [sum, values] = [6, 6].map(|len| DeviceBuffer::empty(&client, len, DeviceDType::F32));
+    let rows = AddedRows { indices: client.empty(8), values: &values, row_len: 2 };
+    cube::add_rows(&client, &sum, 0, rows);
 }
 
 /// Kernels would compute with the length modulo 2^32.

@@ -1,8 +1,8 @@
 //! The op families on GPUs through CubeCL: wgpu (Vulkan, Metal, WebGPU) and CUDA.
 //!
-//! - Optimizer steps, gradient statistics, conversions, concatenation and sums are kernels of
-//!   `deepburn_kernels::cube`. They run on the device, and only the statistics are copied to the
-//!   host.
+//! - Optimizer steps, gradient statistics, conversions, concatenation, sums and the rows of an
+//!   embedding's gradient are kernels of `deepburn_kernels::cube`. They run on the device, and only
+//!   the statistics are copied to the host.
 //! - Products of f32 matrices use tensor cores only if TF32 is allowed (`matmul`).
 //! - Forward and backward passes use the provided methods, which call burn-cubecl's other ops.
 //! - All ranks of a process submit their work to one stream of the device (`stream`).

@@ -67,6 +67,19 @@ pub fn shared_bytes<B: Backend>(tensor: &B::FloatTensorPrimitive) -> Option<Byte
     host_bytes(tensor)
 }
 
+/// Returns true if the tensors of `B` are flex tensors, which the host reads in place.
+#[cfg(not(feature = "flex"))]
+pub fn is_in_host_memory<B: Backend>() -> bool {
+    false
+}
+
+/// Returns true if the tensors of `B` are flex tensors, which the host reads in place.
+#[cfg(feature = "flex")]
+pub fn is_in_host_memory<B: Backend>() -> bool {
+    use std::any::TypeId;
+    TypeId::of::<B::FloatTensorPrimitive>() == TypeId::of::<burn_flex::FlexTensor>()
+}
+
 /// The data of a tensor that was read into host memory, as the owner of shared [`Bytes`].
 struct HostBytes(TensorData);
 

@@ -2,7 +2,7 @@
 //!
 //! Each family of ops has one extension trait, which connects the kernels to a backend.
 //! [`OptimizerOps`] updates the elements that a rank owns, [`MatmulOps`] multiplies matrices, and
-//! [`SumOps`] sums all elements of a tensor.
+//! [`SumOps`] sums all elements of a tensor and adds rows to a table.
 //! [`LayerNormOps`], [`RmsNormOps`], [`GeluOps`], [`GatedOps`], [`LinearOps`], [`RotaryOps`],
 //! [`AttentionOps`] and [`CrossEntropyOps`], together [`FusedOps`], have a forward and a backward
 //! pass. Provided methods use ops that every backend supports, or copy to host memory. A backend
@@ -50,6 +50,7 @@ pub mod portable;
 mod quantized;
 mod rms_norm;
 mod rotary;
+mod rows;
 mod shared_storage;
 mod stream;
 mod sum;
@@ -74,8 +75,8 @@ pub use cross_entropy::{
 pub use gated::{GateFunction, GatedGradients, GatedOps, gated, gated_joint};
 pub use gelu::{GeluOps, gelu_tanh};
 pub use host::{
-    float_bytes, float_from_host, float_into_host, int_from_host, int_into_host, read_float,
-    shared_bytes, view_float,
+    float_bytes, float_from_host, float_into_host, int_from_host, int_into_host, is_in_host_memory,
+    read_float, shared_bytes, view_float,
 };
 pub use layout::LayoutOps;
 pub use linear::{LinearGradients, LinearOps, linear};
@@ -90,6 +91,7 @@ pub use rms_norm::{
     RmsNorm, RmsNormGradients, RmsNormOps, RmsNormOutput, RmsNormSaved, RmsWeight, rms_norm,
 };
 pub use rotary::{RotaryOps, RotatedHeads, rotate_heads};
+pub use rows::{RowBlock, add_rows_on_host};
 pub use shared_storage::{join_shards, shard_of_whole};
 pub use stream::StreamOps;
 pub use sum::SumOps;

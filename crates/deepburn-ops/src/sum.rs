@@ -1,11 +1,13 @@
-//! Sums of all elements of a tensor.
+//! Sums in a fixed order: of all elements of a tensor, and of rows of a table.
 
 use burn_autodiff::Autodiff;
 use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn_backend::Backend;
 use burn_backend::tensor::FloatTensor;
 
-/// Sums of all elements of a tensor in a fixed order.
+use crate::rows::{RowBlock, add_rows_on_host};
+
+/// Sums in a fixed order.
 pub trait SumOps: Backend {
     /// Returns the sum of all elements, `[1]`, in the type of the tensor. The provided method calls
     /// [`FloatTensorOps::float_sum`](burn_backend::ops::FloatTensorOps::float_sum). A backend
@@ -13,6 +15,20 @@ pub trait SumOps: Backend {
     /// as atomic additions on a device do.
     fn sum(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
         Self::float_sum(tensor)
+    }
+
+    /// Adds the rows of each block to `sum`, a flat tensor of elements `start..` of a table in flat
+    /// order. Rows outside of this part are ignored, and a row that crosses an end of it is cut.
+    ///
+    /// Additions are in f32: rows are added one by one, blocks in their order and the rows of a
+    /// block in theirs. The result has these bits on every device. The provided method computes in
+    /// host memory; a backend overrides it if `sum` would have to be copied there and back.
+    fn add_rows(
+        sum: FloatTensor<Self>,
+        start: usize,
+        blocks: Vec<RowBlock<Self>>,
+    ) -> FloatTensor<Self> {
+        add_rows_on_host::<Self>(sum, start, &blocks)
     }
 }
 

@@ -58,3 +58,10 @@ pub(super) fn flat_tensor<R: CubeRuntime>(
     let (client, device) = (like.client.clone(), like.device.clone());
     CubeTensor::new_contiguous(client, device, shape, buffer.into_handle(), dtype)
 }
+
+/// Returns a contiguous tensor whose memory is not shared, so that a kernel can update it in place.
+/// Copies the tensor on the device if it is shared.
+pub(super) fn exclusive<R: CubeRuntime>(tensor: CubeTensor<R>) -> CubeTensor<R> {
+    let tensor = into_contiguous(tensor);
+    if tensor.can_mut() { tensor } else { tensor.copy() }
+}

@@ -13,12 +13,11 @@ use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{DType, FloatDType, TensorMetadata};
 use burn_cubecl::kernel::into_contiguous;
-use burn_cubecl::tensor::CubeTensor;
 use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};
 use deepburn_kernels::cube::{self, DeviceBuffer, OwnedBuffers};
 use deepburn_kernels::{ElementwiseStep, GradientStats};
 
-use super::array::{buffer, element_type, flat_tensor, known};
+use super::array::{buffer, element_type, exclusive, flat_tensor, known};
 use crate::optimizer::{OptimizerOps, UpdateArrays};
 
 /// Results can differ from the CPU's in the last bits, because a device may fuse multiplications
@@ -108,11 +107,4 @@ where
         let buffers: Vec<_> = parts.iter().map(buffer).collect();
         flat_tensor(cube::flatten(&parts[0].client, &buffers, len), &parts[0])
     }
-}
-
-/// Returns a contiguous tensor whose memory is not shared, so that a kernel can update it in place.
-/// Copies the tensor on the device if it is shared.
-fn exclusive<R: CubeRuntime>(tensor: CubeTensor<R>) -> CubeTensor<R> {
-    let tensor = into_contiguous(tensor);
-    if tensor.can_mut() { tensor } else { tensor.copy() }
 }

@@ -1,17 +1,18 @@
-//! Sums of all elements on the device.
+//! Sums of all elements, and of rows of a table, on the device.
 //!
 //! Without autotuning, burn-cubecl adds the sums of four groups of threads with atomic additions if
 //! the device has them for the type. Devices of CUDA have them, and wgpu's do not. The groups
 //! arrive in any order, so the last bits of a sum would differ from run to run.
 
-use burn_backend::ops::FloatTensorOps;
+use burn_backend::ops::{FloatTensorOps, IntTensorOps};
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{Shape, TensorMetadata};
+use burn_backend::{DType, IntDType, Shape, TensorMetadata};
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};
-use deepburn_kernels::cube;
+use deepburn_kernels::cube::{self, AddedRows};
 
-use super::array::{buffer, element_type, flat_tensor};
+use super::array::{buffer, element_type, exclusive, flat_tensor, known};
+use crate::rows::{RowBlock, add_rows_on_host};
 use crate::sum::SumOps;
 
 /// f32, f16 and bf16 are summed by a kernel, in f32. Other types are summed along one axis, by one
@@ -30,5 +31,31 @@ where
         }
         let tensor = into_contiguous(tensor);
         flat_tensor(cube::sum(&tensor.client, &buffer(&tensor)), &tensor)
+    }
+
+    /// Queues two launches for each block, without copying anything to the host. A shared `sum` is
+    /// first copied on the device. A sum in f64 is computed on the host.
+    fn add_rows(
+        sum: FloatTensor<Self>,
+        start: usize,
+        blocks: Vec<RowBlock<Self>>,
+    ) -> FloatTensor<Self> {
+        if sum.dtype() != DType::F32 {
+            return add_rows_on_host::<Self>(sum, start, &blocks);
+        }
+        let sum = exclusive(sum);
+        for RowBlock { indices, values } in blocks {
+            let row_len = values.shape()[1];
+            // The kernel reads 32 bits. A table on a device has fewer rows than 2^31.
+            let indices = match indices.dtype() {
+                DType::I32 | DType::U32 => indices,
+                _ => Self::int_cast(indices, IntDType::I32),
+            };
+            let indices = into_contiguous(indices).handle;
+            let values = known::<Self, R>(values);
+            let rows = AddedRows { indices, values: &buffer(&values), row_len };
+            cube::add_rows(&sum.client, &buffer(&sum), start, rows);
+        }
+        sum
     }
 }

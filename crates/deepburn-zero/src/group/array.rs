@@ -26,12 +26,14 @@ use std::ops::Range;
 use burn_backend::{Backend, DType, FloatDType, Shape, TensorData, TensorMetadata};
 use deepburn_comm::{Encoded, Form, Payload, Received, ReduceOp, SharedPayload};
 use deepburn_ops::{
-    float_bytes, float_from_host, float_into_host, is_without_data, join_shards, read_float,
+    RowBlock, add_rows_on_host, float_bytes, float_from_host, int_from_host, int_into_host,
+    is_without_data, join_shards, read_float,
 };
 
 use crate::group::RowGradient;
 use crate::group::flat::{flat_range, flattened, in_type, narrow, pad};
-use host_sum::{HostSum, SparseRows};
+use crate::group::rows::AddRows;
+use host_sum::HostSum;
 
 /// A device tensor that ranks exchange in collectives.
 ///
@@ -156,8 +158,11 @@ impl<B: Backend> Payload for DeviceArray<B> {
     fn decode(&self, form: Form, received: Received, numel: usize) -> Result<Self, String> {
         let dtype = DType::from(self.element_type());
         if form == Form::SparseRows {
-            let rows = RowGradient::decode(received.bytes(), numel, dtype, &self.device());
-            return rows.map(Self::SparseRows);
+            let rows = RowGradient::decode(received.bytes(), numel, dtype, &self.device())?;
+            return Ok(Self::SparseRows(match self {
+                Self::SparseRows(own) => rows.with_kernel_of(own),
+                Self::Dense(_) => rows,
+            }));
         }
         let found = received.bytes().len();
         // The bytes come from another process, so they are checked before they become a tensor.
@@ -350,22 +355,41 @@ fn reduced<B: Backend>(
 }
 
 /// Adds the rows of every gradient, in rank order, to the sum of the dense parts, in f32. Without a
-/// dense sum the rows are added to zeros. The addition runs in host memory, where adding single
-/// rows is cheap.
+/// dense sum the rows are added to zeros. Returns a flat tensor of `numel` elements.
+///
+/// The kernel of the backend adds the rows where the sum is. A rank that looked up no row does not
+/// know it, if the rows of all others were decoded. They are then added in host memory, with the
+/// same result.
 fn with_rows<B: Backend>(
     gradients: &[RowGradient<B>],
     dense: Option<B::FloatTensorPrimitive>,
     numel: usize,
     device: &B::Device,
 ) -> B::FloatTensorPrimitive {
-    let rows = SparseRows::read(gradients);
-    let mut sum = match dense {
-        Some(dense) if rows.is_empty() => return dense,
-        Some(dense) => float_into_host::<B>(dense),
-        None => vec![0.0; numel],
+    let zeros = || B::float_zeros(Shape::from(vec![numel]), device, FloatDType::F32);
+    let sum = dense.map_or_else(zeros, flattened::<B>);
+    let on_host: AddRows<B> = |sum, start, blocks| add_rows_on_host::<B>(sum, start, &blocks);
+    let add = gradients.iter().find_map(RowGradient::kernel).unwrap_or(on_host);
+    // All parts are the same range of the table.
+    let alike = gradients.chunk_by(|left, right| left.range().start == right.range().start);
+    alike.fold(sum, |sum, gradients| {
+        let blocks = gradients.iter().flat_map(|gradient| gradient.blocks());
+        let blocks: Vec<_> = blocks.map(|block| block_on::<B>(block, device)).collect();
+        match blocks.is_empty() {
+            true => sum,
+            false => add(sum, gradients[0].range().start, blocks),
+        }
+    })
+}
+
+/// Returns a block of rows on `device`, through host memory if it is on another one.
+fn block_on<B: Backend>(block: &RowBlock<B>, device: &B::Device) -> RowBlock<B> {
+    let RowBlock { indices, values } = block.clone();
+    let indices = match B::int_device(&indices) == *device {
+        true => indices,
+        false => int_from_host::<B>(int_into_host::<B>(indices), device),
     };
-    rows.add_all(&mut sum);
-    float_from_host::<B>(TensorData::new(sum, vec![numel]), device)
+    RowBlock { indices, values: moved::<B>(values, device) }
 }
 
 /// Copies a view into a new allocation, so that it does not keep the complete array alive. Used for

@@ -12,8 +12,8 @@
 //! ```
 //!
 //! Adding two such gradients concatenates their blocks. The rows are added to a dense array only
-//! when each rank reduces its shard, in rank order and only for the rows of that shard
-//! (`array/host_sum.rs`).
+//! when each rank reduces its shard, in rank order and only for the rows of that shard: in host
+//! memory by `array/host_sum.rs`, on a device by its kernel ([`SumOps::add_rows`]).
 //!
 //! A gradient holds the memory of the rows and their indices, and of the dense part if there is
 //! one. Between processes, only the rows in the range of the receiver's shard are sent
@@ -21,20 +21,14 @@
 
 use std::ops::Range;
 
+use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, FloatDType, Shape, TensorData, TensorMetadata};
-use deepburn_ops::{float_from_host, int_from_host, int_into_host, read_float};
+use deepburn_ops::{RowBlock, SumOps, float_from_host, int_from_host, int_into_host, read_float};
 
 use crate::group::flat::{flat_range, flattened, in_type};
 
-/// The rows of one lookup: `values[i]` is added to row `indices[i]` of the gradient.
-#[derive(Debug, Clone)]
-pub(crate) struct RowBlock<B: Backend> {
-    /// The row numbers, of shape `[k]`. The values of a row number that occurs more than once are
-    /// summed.
-    pub(crate) indices: B::IntTensorPrimitive,
-    /// The rows to add, of shape `[k, row length]`.
-    pub(crate) values: B::FloatTensorPrimitive,
-}
+/// Adds blocks of rows to a dense part, as [`SumOps::add_rows`] describes it.
+pub(crate) type AddRows<B> = fn(FloatTensor<B>, usize, Vec<RowBlock<B>>) -> FloatTensor<B>;
 
 /// A gradient of shape `[rows, row length]`: an optional dense part plus blocks of rows.
 ///
@@ -58,9 +52,12 @@ pub struct RowGradient<B: Backend> {
     dense: Option<B::FloatTensorPrimitive>,
     /// The rows to add, in the order of their lookups.
     blocks: Vec<RowBlock<B>>,
+    /// The kernel that adds the rows. A function pointer, because the payload of a collective is
+    /// not required to have it. `None` if the gradient was decoded where no rows were looked up.
+    kernel: Option<AddRows<B>>,
 }
 
-impl<B: Backend> RowGradient<B> {
+impl<B: SumOps> RowGradient<B> {
     /// Returns the gradient of looking up `indices` of any shape `[..]` in a table of `shape`,
     /// given the gradient `[.., row length]` of the result.
     pub(crate) fn new(
@@ -83,13 +80,26 @@ impl<B: Backend> RowGradient<B> {
             device,
             dense: None,
             blocks: vec![block],
+            kernel: Some(B::add_rows),
         }
     }
 
     /// Returns the gradient of a table in which nothing was looked up.
     pub(crate) fn empty(shape: Shape, dtype: DType, device: B::Device) -> Self {
-        let range = 0..shape.num_elements();
-        Self { shape, range, dtype, device, dense: None, blocks: Vec::new() }
+        let (range, kernel) = (0..shape.num_elements(), Some(B::add_rows as AddRows<B>));
+        Self { shape, range, dtype, device, dense: None, blocks: Vec::new(), kernel }
+    }
+}
+
+impl<B: Backend> RowGradient<B> {
+    /// Returns the kernel that adds the rows, if it is known.
+    pub(crate) fn kernel(&self) -> Option<AddRows<B>> {
+        self.kernel
+    }
+
+    /// Returns the gradient with the kernel of another one, for a gradient that was decoded.
+    pub(crate) fn with_kernel_of(self, other: &Self) -> Self {
+        Self { kernel: other.kernel, ..self }
     }
 
     pub(crate) fn shape(&self) -> &Shape {
@@ -145,6 +155,7 @@ impl<B: Backend> RowGradient<B> {
     /// Adds another gradient of the same table. Blocks are appended, not merged.
     pub(crate) fn add_rows(mut self, other: Self) -> Self {
         self.blocks.extend(other.blocks);
+        self.kernel = self.kernel.or(other.kernel);
         match other.dense {
             Some(dense) => self.add_dense(dense),
             None => self,
@@ -269,6 +280,7 @@ impl<B: Backend> RowGradient<B> {
             device: device.clone(),
             dense: (dense_len > 0).then(|| tensor(dense, vec![dense_len])),
             blocks: if rows > 0 { vec![block(indices)] } else { Vec::new() },
+            kernel: None,
             range,
         })
     }
@@ -276,6 +288,7 @@ impl<B: Backend> RowGradient<B> {
 
 #[cfg(test)]
 mod tests {
+    use burn_backend::ops::FloatTensorOps;
     use burn_flex::{Flex, FlexDevice};
     use deepburn_comm::{Encoded, Form, Payload, Received, ReduceOp};
     use deepburn_ops::float_into_host;
@@ -327,6 +340,20 @@ mod tests {
                 .unwrap();
             assert_eq!(expected[..range.len()], whole[range]);
         }
+    }
+
+    /// The backend's ops reduce a dense part that is not contiguous, and its kernel adds the rows.
+    #[test]
+    fn rows_beside_any_dense_part_reduce_to_the_same_bits() {
+        let values: Vec<f32> = (0..12).map(|i| 0.1 * i as f32).collect();
+        let view = Flex::float_transpose(floats(&values, &[3, 4]));
+        let copy = floats(&float_into_host::<Flex>(view.clone()), &[4, 3]);
+        let sums = [view, copy].map(|dense| {
+            let DeviceArray::SparseRows(rows) = gradient(1.7, false) else { unreachable!() };
+            let parts = vec![DeviceArray::SparseRows(rows.add_dense(dense)), gradient(0.3, false)];
+            float_into_host::<Flex>(DeviceArray::reduce(parts, 13, ReduceOp::Mean, 0).into_flat())
+        });
+        assert_eq!(sums[0], sums[1]);
     }
 
     #[test]

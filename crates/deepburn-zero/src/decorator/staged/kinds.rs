@@ -5,6 +5,7 @@
 
 use burn_backend::{Backend, DType, ExecutionError, IntDType, Shape, TensorData, read_sync};
 use deepburn_comm::{CommError, MessageTag};
+use deepburn_ops::SumOps;
 
 use super::TensorKind;
 use crate::decorator::ZeroTensor;
@@ -75,7 +76,7 @@ pub(super) fn floats_to_come<B: Backend>(
 }
 
 /// Returns a placeholder for the rows of `count` lookups to receive.
-pub(super) fn rows_to_come<B: Backend>(
+pub(super) fn rows_to_come<B: SumOps>(
     table: Shape,
     count: usize,
     dtype: DType,

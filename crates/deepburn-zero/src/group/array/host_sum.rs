@@ -24,7 +24,9 @@ use burn_backend::{Backend, DType, FloatDType, TensorData, TensorMetadata};
 use bytemuck::Pod;
 use bytes::Bytes;
 use deepburn_kernels::Element;
-use deepburn_ops::{float_bytes, float_into_host, int_into_host, shared_bytes};
+use deepburn_ops::{
+    float_bytes, float_into_host, int_into_host, is_in_host_memory, is_without_data, shared_bytes,
+};
 use half::{bf16, f16};
 use rayon::prelude::*;
 
@@ -52,7 +54,8 @@ impl HostSum {
     /// Collects arrays of `numel` elements. Their sum is divided by `count` if it is given.
     ///
     /// Returns `None` if an array is not contiguous in host memory, has another type or is not
-    /// aligned, or if sums are in f64. The caller then uses the backend's ops.
+    /// aligned, if sums are in f64, or if there are only rows and they are on a device. The caller
+    /// then uses the backend's ops.
     pub(super) fn new<B: Backend>(
         dense: &[B::FloatTensorPrimitive],
         rows: &[RowGradient<B>],
@@ -61,6 +64,11 @@ impl HostSum {
         count: Option<usize>,
     ) -> Option<Self> {
         if !matches!(dtype, FloatDType::F32 | FloatDType::F16 | FloatDType::BF16) {
+            return None;
+        }
+        // On a backend without data, there is nothing to copy to the host.
+        let is_on_host = is_in_host_memory::<B>() || is_without_data::<B>();
+        if dense.is_empty() && !is_on_host {
             return None;
         }
         let held = DType::from(dtype);
@@ -126,14 +134,14 @@ impl HostSum {
 /// The rows of embedding gradients, sorted by their position in the flat order.
 ///
 /// Because they are sorted, a thread finds the rows of its block with two binary searches.
-pub(super) struct SparseRows {
+struct SparseRows {
     /// Sorted by start. The sort is stable, so rows at the same position stay in the order of
     /// addition.
     places: Vec<RowPlace>,
     /// The number of elements of the longest row. A row that overlaps a block begins at most this
     /// many elements before the block.
     longest: usize,
-    /// The values of each [`RowBlock`](crate::group::rows::RowBlock) that has a row in the part.
+    /// The values of each [`RowBlock`](deepburn_ops::RowBlock) that has a row in the part.
     values: Vec<F32Values>,
 }
 
@@ -150,7 +158,7 @@ struct RowPlace {
 impl SparseRows {
     /// Reads the rows of each gradient that overlap its part of the flat order. A row that crosses
     /// a boundary of the part is clipped.
-    pub(super) fn read<B: Backend>(gradients: &[RowGradient<B>]) -> Self {
+    fn read<B: Backend>(gradients: &[RowGradient<B>]) -> Self {
         let (mut places, mut values) = (Vec::new(), Vec::new());
         for gradient in gradients {
             let part = gradient.range();
@@ -180,19 +188,6 @@ impl SparseRows {
         places.sort_by_key(|place: &RowPlace| place.start);
         let longest = places.iter().map(|place| place.values.len()).max().unwrap_or(0);
         Self { places, longest, values }
-    }
-
-    /// Returns true if no row has an element in the part.
-    pub(super) fn is_empty(&self) -> bool {
-        self.places.is_empty()
-    }
-
-    /// Adds every row to `sum`, which covers the complete part.
-    pub(super) fn add_all(&self, sum: &mut [f32]) {
-        let range = 0..sum.len();
-        for row in &self.places {
-            self.add(row, &range, sum);
-        }
     }
 
     /// Returns the rows that have elements in `range`, and possibly a few before it if rows differ

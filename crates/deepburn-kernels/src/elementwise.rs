@@ -128,7 +128,7 @@ macro_rules! elementwise {
                 #[allow(unused_variables)]
                 fn element(
                     i: usize,
-                    scalars: &Array<f32>,
+                    scalars: &Sequence<f32>,
                     $grad: f32,
                     param: &mut Array<f32>,
                     states: &mut Sequence<Array<f32>>,
@@ -137,7 +137,7 @@ macro_rules! elementwise {
                     let $param = param[i];
                     $(let $array = states[comptime![place(ARRAYS, stringify!($array))]][i];)*
                     $($update)*
-                    $(write(states, comptime![place(ARRAYS, stringify!($changed))], i, $changed);)*
+                    $(write::<f32>(states, comptime![place(ARRAYS, stringify!($changed))], i, $changed);)*
                     $(param[i] = $new;)?
                 }
             }

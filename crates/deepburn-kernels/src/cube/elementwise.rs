@@ -7,11 +7,12 @@
 //! unit i      g = f32(grad[i]) * grad_scale
 //!             step.element(i, scalars, g, param, states)      updates param[i] and states[..][i]
 //!             working[i] = W(param[i])                        if there is a working copy
-//! scalars     | the step's scalars ... | grad_scale |         one small array per launch
+//! scalars     the step's scalars ..., grad_scale              arguments of the launch
 //! ```
 //!
-//! Scalars are passed as an array instead of constants, so the kernel is compiled only once per
-//! training run although the learning rate changes in every step.
+//! Scalars are arguments of the launch instead of constants, so the kernel is compiled only once
+//! per training run although the learning rate changes in every step. An array of them would have
+//! to be copied to the device for each parameter.
 
 use cubecl::prelude::*;
 
@@ -40,7 +41,7 @@ pub(crate) trait ElementKernel: Send + Sync + 'static {
     /// f32, already multiplied by `grad_scale`.
     fn element(
         i: usize,
-        scalars: &Array<f32>,
+        scalars: &Sequence<f32>,
         grad: f32,
         param: &mut Array<f32>,
         states: &mut Sequence<Array<f32>>,
@@ -55,15 +56,15 @@ pub(crate) fn place(names: &[&str], name: &str) -> usize {
     names.iter().position(|other| *other == name).expect("a name of the step")
 }
 
-/// Writes element `i` of state `state`, which must be known when the kernel is compiled.
+/// Writes element `i` of array `place`, which must be known when the kernel is compiled.
 #[cube]
-pub(crate) fn write(
-    states: &mut Sequence<Array<f32>>,
-    #[comptime] state: usize,
+pub(crate) fn write<T: Float>(
+    arrays: &mut Sequence<Array<T>>,
+    #[comptime] place: usize,
     i: usize,
-    value: f32,
+    value: T,
 ) {
-    let array = states.index_mut(state);
+    let array = arrays.index_mut(place);
     array[i] = value;
 }
 
@@ -100,17 +101,8 @@ pub(crate) fn launch<R: Runtime, S: Elementwise<N> + ElementKernel, const N: usi
     if param.is_empty() {
         return;
     }
-    let mut scalars = step.scalars();
-    scalars.push(grad_scale);
-    let scalars = DeviceBuffer::new(
-        client.create_from_slice(f32::as_bytes(&scalars)),
-        scalars.len(),
-        DeviceDType::F32,
-    );
     let (count, dim) = cubes(client, param.len());
     let written = working.unwrap_or(param).dtype();
-    // Without a working copy, the last argument is a buffer that the kernel does not use.
-    let unused = DeviceBuffer::empty(client, 1, written);
     // SAFETY: every unit checks that its element exists.
     unsafe {
         with_element!(grad.dtype(), G => with_element!(written, W => {
@@ -118,11 +110,12 @@ pub(crate) fn launch<R: Runtime, S: Elementwise<N> + ElementKernel, const N: usi
                 client,
                 count,
                 dim,
-                scalars.arg(),
+                step.scalars().into_iter().collect(),
+                grad_scale,
                 grad.arg(),
                 param.arg(),
                 states.iter().map(|state| state.arg()).collect(),
-                working.unwrap_or(&unused).arg(),
+                working.iter().map(|working| working.arg()).collect(),
                 working.is_some(),
             );
         }));
@@ -154,24 +147,25 @@ fn check<S: Elementwise<N>, const N: usize>(
     }
 }
 
-/// Runs a step on one element per unit. `writes_working` is known when the kernel is compiled, so
-/// steps without a working copy have no branch for it.
+/// Runs a step on one element per unit. `working` is empty or has one array. `writes_working` is
+/// known when the kernel is compiled, so steps without a working copy have no branch for it.
 #[cube(launch_unchecked)]
 fn update_kernel<G: Float, W: Float, S: ElementKernel>(
-    scalars: &Array<f32>,
+    scalars: &Sequence<f32>,
+    grad_scale: f32,
     grad: &Array<G>,
     param: &mut Array<f32>,
     states: &mut Sequence<Array<f32>>,
-    working: &mut Array<W>,
+    working: &mut Sequence<Array<W>>,
     #[comptime] writes_working: bool,
 ) {
     let i = ABSOLUTE_POS;
     if i >= param.len() {
         terminate!();
     }
-    let g = f32::cast_from(grad[i]) * scalars[scalars.len() - 1];
+    let g = f32::cast_from(grad[i]) * grad_scale;
     S::element(i, scalars, g, param, states);
     if comptime![writes_working] {
-        working[i] = W::cast_from(param[i]);
+        write::<W>(working, 0usize, i, W::cast_from(param[i]));
     }
 }

@@ -52,27 +52,38 @@ fn copy<R: Runtime>(
     if count == 0 {
         return;
     }
-    let extent = [start as u32, part.len() as u32, count as u32];
-    let extent = client.create_from_slice(u32::as_bytes(&extent));
     let (cubes, dim) = cubes(client, count);
     // SAFETY: every unit checks that its element exists, and the caller has checked that `flat` is
     // long enough.
     unsafe {
-        let extent = ArrayArg::from_raw_parts(extent, 3);
         with_element!(flat.dtype(), T => {
-            copy_kernel::launch_unchecked::<T, R>(client, cubes, dim, extent, part.arg(), flat.arg());
+            copy_kernel::launch_unchecked::<T, R>(
+                client,
+                cubes,
+                dim,
+                start,
+                part.len(),
+                count,
+                part.arg(),
+                flat.arg(),
+            );
         });
     }
 }
 
-/// Writes one element per unit. `extent` contains the first element of the result, the length of
-/// the part and the number of elements to write.
+/// Writes one element per unit: `count` elements from `start` on, of which the first `part_len` are
+/// the part's. An empty part has memory for one element, so its array does not have this length.
 #[cube(launch_unchecked)]
-fn copy_kernel<T: Float>(extent: &Array<u32>, part: &Array<T>, flat: &mut Array<T>) {
+fn copy_kernel<T: Float>(
+    start: usize,
+    part_len: usize,
+    count: usize,
+    part: &Array<T>,
+    flat: &mut Array<T>,
+) {
     let i = ABSOLUTE_POS;
-    let start = extent[0] as usize;
-    if i < extent[2] as usize {
-        if i < extent[1] as usize {
+    if i < count {
+        if i < part_len {
             flat[start + i] = part[i];
         } else {
             flat[start + i] = T::from_int(0);

@@ -36,4 +36,5 @@ mod optimizer;
 mod quantized;
 mod rms_norm;
 mod rotary;
+mod sum;
 mod vector;

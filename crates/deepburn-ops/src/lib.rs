@@ -16,7 +16,7 @@
 //! | [`LinearOps`], [`MatmulOps`] | own products | LibTorch's products | the backend's products |
 //! | [`CrossEntropyOps`] | kernel | ops in place | provided |
 //! | [`AttentionOps`] | kernel | LibTorch's on the CPU if causal | provided |
-//! | [`SumOps`] | Burn's | LibTorch's | kernel |
+//! | [`SumOps`] | Burn's, in order | LibTorch's | kernel |
 //! | [`OptimizerOps`] | kernel | kernel on the CPU, else host memory | kernel |
 //!
 //! Frozen matrices may be operands in 8 or 4 bits ([`QuantizedMatrix`]): [`LinearOps`] and

@@ -17,6 +17,13 @@ pub trait SumOps: Backend {
         Self::float_sum(tensor)
     }
 
+    /// Returns the mean of all elements, `[1]`, in the type of the tensor. The provided method
+    /// calls [`FloatTensorOps::float_mean`](burn_backend::ops::FloatTensorOps::float_mean). A
+    /// backend overrides it if that op has no fixed order.
+    fn mean(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
+        Self::float_mean(tensor)
+    }
+
     /// Adds the rows of each block to `sum`, a flat tensor of elements `start..` of a table in flat
     /// order. Rows outside of this part are ignored, and a row that crosses an end of it is cut.
     ///
@@ -32,6 +39,7 @@ pub trait SumOps: Backend {
     }
 }
 
-/// Autodiff records `float_sum`, which calls the one of the backend below. Decorators of
-/// `deepburn-zero` compute that one with [`sum`](SumOps::sum).
+/// Autodiff records `float_sum` and `float_mean`, which call the same ops of the backend below.
+/// Decorators of `deepburn-zero` compute these with [`sum`](SumOps::sum) and
+/// [`mean`](SumOps::mean).
 impl<B: SumOps, C: CheckpointStrategy> SumOps for Autodiff<B, C> {}

@@ -25,7 +25,6 @@ use super::array::{OutputArray, arithmetic, is_supported, matrix_at, written};
 use crate::linear::LinearOps;
 use crate::matmul::MatmulOps;
 use crate::quantized::QuantizedMatrix;
-use crate::sum::SumOps;
 
 /// The minimum number of products for which each product runs on one thread. With fewer products,
 /// some threads would be idle.
@@ -70,10 +69,6 @@ impl MatmulOps for Flex {
         Self::float_reshape(Self::quantized_linear(rows, rhs, None), Shape::from(shape))
     }
 }
-
-/// Below 4 Mi elements, burn-flex adds in a fixed order. Above, rayon chooses the order in which
-/// the sums of 64 Ki elements each are added.
-impl SumOps for Flex {}
 
 /// Returns the tensor with non-negative strides; copies it if one is negative.
 fn forwards(tensor: FlexTensor) -> FlexTensor {

@@ -9,6 +9,7 @@ mod elementwise;
 mod quantized;
 mod reference;
 mod steps;
+mod sums;
 
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use burn_flex::Flex;

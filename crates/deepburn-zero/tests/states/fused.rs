@@ -1,10 +1,12 @@
 //! Fused ops of decoders below autodiff, against Burn's autodiff of the same formulas in plain ops.
 
 use burn::tensor::{DType, Tensor, TensorData, activation};
-use burn_flex::FlexDevice;
+use burn_backend::tensor::FloatTensor;
+use burn_flex::{Flex, FlexDevice};
 use deepburn_config::PrecisionPlan;
 use deepburn_ops::{
-    GateFunction, RmsNorm, RmsWeight, RotatedHeads, gated, gated_joint, rms_norm, rotate_heads,
+    GateFunction, RmsNorm, RmsWeight, RotatedHeads, SumOps, gated, gated_joint, rms_norm,
+    rotate_heads,
 };
 
 use crate::autocast::{AUTOCAST, Trained, inside};
@@ -142,4 +144,23 @@ fn types_under_autocast() {
         let rotated = rotate_heads(low(), cos, sin, RotatedHeads { heads: 2, width: 5 });
         assert_eq!(rotated.dtype(), DType::BF16);
     });
+}
+
+/// burn-flex divides sums of this length among threads, which add in any order.
+#[test]
+fn sums_and_means_of_models_are_in_order() {
+    let values: Vec<f32> = (0..5_000_003).map(|i| (i as f32 * 0.618_034).sin() + 0.5).collect();
+    let data = TensorData::new(values, [5_000_003]);
+    let primitive = Tensor::<Flex, 1>::from_data(data.clone(), &FlexDevice).into_primitive();
+    let scalar = |sum: FloatTensor<Flex>| deepburn_ops::float_into_host::<Flex>(sum)[0].to_bits();
+    let primitive = primitive.tensor();
+    let expected = [Flex::sum(primitive.clone()), Flex::mean(primitive)].map(scalar);
+    for threads in [1, 2, 5] {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        let found = pool.install(|| {
+            let tensor = Tensor::<Trained, 1>::from_data(data.clone(), &FlexDevice);
+            [tensor.clone().sum(), tensor.mean()].map(|sum| sum.into_scalar().to_bits())
+        });
+        assert_eq!(found, expected, "{threads} threads");
+    }
 }

@@ -117,7 +117,6 @@ macro_rules! float_ops {
             fn float_not_equal_elem(lhs: float, rhs: [Scalar], out_dtype: [BoolDType]) -> bool;
             #[full] fn float_prod(tensor: float) -> float;
             #[full] fn float_prod_dim(tensor: float, dim: [usize]) -> float;
-            #[full] fn float_mean(tensor: float) -> float;
             #[full] fn float_powi(lhs: float, rhs: int) -> float;
             #[full] fn float_powi_scalar(lhs: float, rhs: [Scalar]) -> float;
             #[full] fn float_powi_scalar_impl(lhs: float, rhs: [Scalar]) -> float;
@@ -168,6 +167,7 @@ macro_rules! float_handle_ops {
             fn float_cast(tensor: float, dtype: [FloatDType]) -> float;
             #[product] fn float_matmul(lhs: float, rhs: float) -> float;
             #[full] fn float_sum(tensor: float) -> float;
+            #[full] fn float_mean(tensor: float) -> float;
         }
     };
 }
@@ -290,6 +290,12 @@ impl<B: MatmulOps> FloatTensorOps<Sharded<B>> for Sharded<B> {
     fn float_sum(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
         let [sum] = recorded!(Cost::Low; tensor: float => [B::sum(tensor)]);
         sum
+    }
+
+    /// The mean of all elements, with the same order of additions in every run.
+    fn float_mean(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
+        let [mean] = recorded!(Cost::Low; tensor: float => [B::mean(tensor)]);
+        mean
     }
 
     float_ops!(forward);

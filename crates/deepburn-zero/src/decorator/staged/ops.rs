@@ -223,6 +223,7 @@ impl<B: MatmulOps> FloatTensorOps<Staged<B>> for Staged<B> {
         fn float_add(lhs: float, rhs: float) -> float;
         fn float_matmul(lhs: float, rhs: float) -> float;
         fn float_sum(tensor: float) -> float;
+        fn float_mean(tensor: float) -> float;
     }
 
     float_ops!(stage);

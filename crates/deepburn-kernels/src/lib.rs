@@ -58,6 +58,7 @@
 mod adagrad;
 mod adam;
 mod blocks;
+mod chacha;
 mod clip;
 #[cfg(feature = "cube")]
 pub mod cube;
@@ -86,6 +87,7 @@ mod zero_one_adam;
 
 pub use adagrad::{Adagrad, AdagradStep, adagrad_reference};
 pub use adam::{Adam, AdamStep, WeightDecay, adam_reference};
+pub use chacha::ChaChaPosition;
 pub use clip::unscale_and_clip;
 pub use descent::DescentStep;
 pub use element::Element;

@@ -9,12 +9,16 @@ use cubecl::client::ComputeClient;
 use cubecl::prelude::*;
 use deepburn_kernels::cube::{self, AddedRows, DeviceBuffer, DeviceDType, OwnedBuffers};
 use deepburn_kernels::{
-    Adagrad, AdagradStep, Adam, AdamStep, AgreedMovementStep, DescentStep, ElementwiseStep,
-    FloatSlice, FrozenAdam, FrozenAdamStep, FrozenLamb, FrozenLambStep, GradientStats, Lamb,
-    LambStep, Lion, LionStep, LocalAdamStep, LocalMomentumStep, LocalMovementStep, MuonMomentum,
-    MuonMomentumStep, OwnedSlice, Sgd, WeightDecay, WorkingCopy, adam_reference,
+    Adagrad, AdagradStep, Adam, AdamStep, AgreedMovementStep, ChaChaPosition, DescentStep,
+    ElementwiseStep, FloatSlice, FrozenAdam, FrozenAdamStep, FrozenLamb, FrozenLambStep,
+    GradientStats, Lamb, LambStep, Lion, LionStep, LocalAdamStep, LocalMomentumStep,
+    LocalMovementStep, MuonMomentum, MuonMomentumStep, OwnedSlice, Sgd, WeightDecay, WorkingCopy,
+    adam_reference,
 };
 use half::{bf16, f16};
+use rand::distr::{Bernoulli, Distribution};
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::SeedableRng;
 
 #[cfg(feature = "cuda")]
 type Device = cubecl::cuda::CudaRuntime;
@@ -610,4 +614,29 @@ fn device_kernels_buffers_of_different_lengths_are_refused() {
     let buffers = OwnedBuffers { param: &a, states: &[&a, &b], working: None };
     let step = ElementwiseStep::from(AdamStep::new(&rule(WeightDecay::L2(0.0)), 1));
     step.launch(&client, 1.0, &a, buffers);
+}
+
+/// Draws on the host and on the device from positions in and between blocks, also where the counter
+/// carries into its upper word.
+#[test]
+fn device_kernels_draw_as_the_host() {
+    let client = client();
+    let mut host = ChaCha8Rng::seed_from_u64(42);
+    host.set_stream(7 << 32 | 3);
+    let carries = u128::from(u32::MAX) * 16 + 5;
+    for dtype in types(&client) {
+        for word in [0, 1, 2, 15, 16, 31, 1000, carries] {
+            for (len, probability) in [(0, 0.5), (1, 0.9), (7, 0.0), (8, 0.9), (65_537, 0.1)] {
+                host.set_word_pos(word);
+                let position =
+                    ChaChaPosition { key: host.get_seed(), stream: host.get_stream(), word };
+                let drawn = cube::bernoulli(&client, &position, probability, len, dtype);
+                let expected = Bernoulli::new(probability).unwrap();
+                let expected: Vec<f32> =
+                    (0..len).map(|_| f32::from(u8::from(expected.sample(&mut host)))).collect();
+                assert_eq!(download(&client, drawn), expected, "{dtype:?}, word {word}, {len}");
+                assert_eq!(host.get_word_pos(), word + 2 * len as u128);
+            }
+        }
+    }
 }

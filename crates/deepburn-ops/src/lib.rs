@@ -17,6 +17,7 @@
 //! | [`CrossEntropyOps`] | kernel | ops in place | provided |
 //! | [`AttentionOps`] | kernel | LibTorch's on the CPU if causal | provided |
 //! | [`SumOps`] | Burn's, in order | LibTorch's | kernel |
+//! | [`RandomOps`] | drawn on the host | drawn on the host | kernel; fusion: drawn on the host |
 //! | [`OptimizerOps`] | kernel | kernel on the CPU, else host memory | kernel |
 //!
 //! Frozen matrices may be operands in 8 or 4 bits ([`QuantizedMatrix`]): [`LinearOps`] and
@@ -48,6 +49,7 @@ mod norm;
 mod optimizer;
 pub mod portable;
 mod quantized;
+mod random;
 mod rms_norm;
 mod rotary;
 mod rows;
@@ -87,6 +89,7 @@ pub use deepburn_meta::{Work, report_work};
 pub use norm::{LayerNormGradients, LayerNormOps, LayerNormOutput, LayerNormSaved, layer_norm};
 pub use optimizer::{OptimizerOps, UpdateArrays};
 pub use quantized::{QuantizedMatrix, dequantize, quantize, quantized_rows};
+pub use random::RandomOps;
 pub use rms_norm::{
     RmsNorm, RmsNormGradients, RmsNormOps, RmsNormOutput, RmsNormSaved, RmsWeight, rms_norm,
 };

@@ -12,6 +12,7 @@ use burn_backend::tensor::{Device, FloatTensor};
 use burn_backend::{Shape, TensorMetadata};
 
 use crate::quantized::QuantizedMatrix;
+use crate::random::RandomOps;
 use crate::sum::SumOps;
 
 /// Whether products of f32 matrices may round their operands to TF32.
@@ -34,8 +35,9 @@ pub(crate) fn is_tf32_allowed() -> bool {
 
 /// Matrix products over the last two axes.
 ///
-/// A backend with products has [`SumOps`] too, because decorators and fused ops need both.
-pub trait MatmulOps: SumOps {
+/// A backend with products has [`SumOps`] and [`RandomOps`] too, because decorators and fused ops
+/// need all of them.
+pub trait MatmulOps: SumOps + RandomOps {
     /// Multiplies `lhs` `[..., rows, depth]` by `rhs` `[..., depth, columns]`; the other axes are
     /// broadcast. The result equals
     /// [`FloatTensorOps::float_matmul`](burn_backend::ops::FloatTensorOps::float_matmul) up to

@@ -34,7 +34,7 @@ use burn_backend::distributed::{
 };
 use burn_backend::tensor::Device;
 use burn_backend::{Backend, BackendTypes, DType, DTypeUsageSet, ExecutionError, TensorData};
-use deepburn_ops::{MatmulOps, SumOps};
+use deepburn_ops::{MatmulOps, RandomOps, SumOps};
 
 use crate::session::Leased;
 use crate::{gradient, session};
@@ -134,16 +134,17 @@ impl<B: MatmulOps> Backend for Sharded<B> {
     forward_backend!();
 }
 
-/// Implements products and sums with their provided methods, which call the plain ops of the
-/// decorator. [`Sharded`] computes these with the methods of the backend that it decorates.
-macro_rules! products_and_sums {
+/// Implements products, sums and random numbers with their provided methods, which leave the work
+/// to the plain ops. [`Sharded`] computes these with the methods of the backend that it decorates.
+macro_rules! of_plain_ops {
     ($($decorator:ident: $bound:ident),*) => { $(
         impl<B: $bound> MatmulOps for $decorator<B> {}
         impl<B: $bound> SumOps for $decorator<B> {}
+        impl<B: $bound> RandomOps for $decorator<B> {}
     )* };
 }
 
-products_and_sums!(Sharded: MatmulOps, Staged: MatmulOps, Autocast: TracksParameters);
+of_plain_ops!(Sharded: MatmulOps, Staged: MatmulOps, Autocast: TracksParameters);
 
 /// Burn's hooks for data parallelism. Autodiff reports each marked gradient when it is final.
 /// Burn's communication server is not used.

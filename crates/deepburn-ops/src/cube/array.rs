@@ -17,6 +17,15 @@ pub(super) fn element_type(dtype: FloatDType) -> Option<DeviceDType> {
     }
 }
 
+/// Returns the data type of a tensor of such elements.
+pub(super) fn data_type(dtype: DeviceDType) -> DType {
+    match dtype {
+        DeviceDType::F32 => DType::F32,
+        DeviceDType::F16 => DType::F16,
+        DeviceDType::Bf16 => DType::BF16,
+    }
+}
+
 /// Returns the tensor in contiguous layout and in a type that the kernels support. Other types are
 /// converted to f32.
 pub(super) fn known<B, R>(tensor: CubeTensor<R>) -> CubeTensor<R>
@@ -49,11 +58,7 @@ pub(super) fn flat_tensor<R: CubeRuntime>(
     buffer: DeviceBuffer,
     like: &CubeTensor<R>,
 ) -> CubeTensor<R> {
-    let dtype = match buffer.dtype() {
-        DeviceDType::F32 => DType::F32,
-        DeviceDType::F16 => DType::F16,
-        DeviceDType::Bf16 => DType::BF16,
-    };
+    let dtype = data_type(buffer.dtype());
     let shape = Shape::from(vec![buffer.len()]);
     let (client, device) = (like.client.clone(), like.device.clone());
     CubeTensor::new_contiguous(client, device, shape, buffer.into_handle(), dtype)

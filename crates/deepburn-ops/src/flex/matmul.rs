@@ -25,6 +25,7 @@ use super::array::{OutputArray, arithmetic, is_supported, matrix_at, written};
 use crate::linear::LinearOps;
 use crate::matmul::MatmulOps;
 use crate::quantized::QuantizedMatrix;
+use crate::random::RandomOps;
 
 /// The minimum number of products for which each product runs on one thread. With fewer products,
 /// some threads would be idle.
@@ -33,6 +34,9 @@ const ENOUGH_PRODUCTS: usize = 4;
 /// The number of multiplications, over all products, below which distributing the work over threads
 /// costs more than it saves. burn-flex uses the same limit for batched products.
 const WORTH_THREADS: usize = 128 * 128 * 128;
+
+/// Random numbers are drawn in host memory, where the tensors are.
+impl RandomOps for Flex {}
 
 /// Operands of different types, types other than f32, f16 and bf16, vectors, and shapes that cannot
 /// be broadcast use burn-flex's own product, which also reports errors.

@@ -12,6 +12,10 @@ use burn_fusion::{Fusion, FusionBackend};
 use super::queue::{InnerKernel, queue};
 use crate::cube::linear;
 use crate::matmul::{MatmulOps, is_tf32_allowed};
+use crate::random::RandomOps;
+
+/// Random numbers are drawn on the host: a kernel would not wait for its turn in the lazy queue.
+impl<B: FusionBackend> RandomOps for Fusion<B> {}
 
 /// # Panics
 /// Panics if the shapes of the operands do not fit.

@@ -9,13 +9,15 @@ use crate::{
     AttentionDropout, AttentionMask, AttentionOps, AttentionOutput, AttentionSaved,
     CrossEntropyOps, GateFunction, GatedGradients, GatedOps, GeluOps, HeadGradients, HeadLoss,
     LayerNormGradients, LayerNormOps, LayerNormOutput, LayerNormSaved, LinearGradients, LinearOps,
-    MatmulOps, RmsNorm, RmsNormGradients, RmsNormOps, RmsNormOutput, RmsNormSaved, RotaryOps,
-    RotatedHeads, SelfAttention, SumOps,
+    MatmulOps, RandomOps, RmsNorm, RmsNormGradients, RmsNormOps, RmsNormOutput, RmsNormSaved,
+    RotaryOps, RotatedHeads, SelfAttention, SumOps,
 };
 
 impl MatmulOps for Meta {}
 
 impl SumOps for Meta {}
+
+impl RandomOps for Meta {}
 
 impl LayerNormOps for Meta {
     fn layer_norm_forward(

@@ -16,6 +16,7 @@ use tch::{Device, Kind, Tensor};
 use crate::layout::LayoutOps;
 use crate::matmul::MatmulOps;
 use crate::optimizer::{OptimizerOps, UpdateArrays, flatten_on_host, update_on_host};
+use crate::random::RandomOps;
 use crate::stream::StreamOps;
 use crate::sum::SumOps;
 
@@ -104,6 +105,9 @@ impl<E: TchElement> MatmulOps for LibTorch<E> {}
 
 /// The order of LibTorch's sums on the CPU depends only on the number of its threads.
 impl<E: TchElement> SumOps for LibTorch<E> {}
+
+/// LibTorch has other generators, so random numbers are drawn on the host.
+impl<E: TchElement> RandomOps for LibTorch<E> {}
 
 /// The layout of a tensor is always known.
 impl<E: TchElement> LayoutOps for LibTorch<E> {

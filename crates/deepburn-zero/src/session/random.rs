@@ -7,6 +7,7 @@
 //! ops.
 
 use burn_backend::{Distribution, Element, Shape, TensorData};
+use deepburn_kernels::ChaChaPosition;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 
@@ -52,6 +53,13 @@ impl RandomStream {
     /// Returns the number of 32-bit words drawn so far.
     pub fn position(&self) -> u128 {
         self.generator.get_word_pos()
+    }
+
+    /// Returns where the stream is, for a device that draws from it. The caller then skips the
+    /// words that were drawn there.
+    pub(crate) fn on_device(&self) -> ChaChaPosition {
+        let (key, stream) = (self.generator.get_seed(), self.generator.get_stream());
+        ChaChaPosition { key, stream, word: self.position() }
     }
 
     /// Moves to the position after `position` 32-bit words.

@@ -15,11 +15,11 @@
 use burn_backend::ops::{FloatTensorOps, GridSampleOptions};
 use burn_backend::tensor::{Device, FloatTensor, IndexingUpdateOp};
 use burn_backend::{
-    Backend, BoolDType, DType, Distribution, FloatDType, IntDType, Scalar, Shape, Slice,
-    TensorData, TensorMetadata,
+    BoolDType, DType, Distribution, FloatDType, IntDType, Scalar, Shape, Slice, TensorData,
+    TensorMetadata,
 };
 
-use deepburn_ops::{MatmulOps, is_without_data};
+use deepburn_ops::{MatmulOps, RandomOps, is_without_data};
 
 use crate::decorator::observer::note_float;
 use crate::decorator::ops::{forward, product, recorded, weight, whole_views};
@@ -301,11 +301,12 @@ impl<B: MatmulOps> FloatTensorOps<Sharded<B>> for Sharded<B> {
     float_ops!(forward);
 }
 
-/// Draws a tensor of `shape` from a stream and moves it to `device`.
+/// Draws a tensor of `shape` from a stream, on `device` if it has a kernel for that, and else on
+/// the host.
 ///
 /// Values of 16-bit types are drawn in f32 and rounded. The stream therefore advances by the same
 /// number of words in every precision except f64.
-fn draw<B: Backend>(
+fn draw<B: RandomOps>(
     random: &mut RandomStream,
     shape: Shape,
     distribution: Distribution,
@@ -315,9 +316,32 @@ fn draw<B: Backend>(
     if is_without_data::<B>() {
         return B::float_empty(shape, device, dtype);
     }
+    if let Some(drawn) = draw_on_device::<B>(random, &shape, distribution, device, dtype) {
+        return drawn;
+    }
     let data = match dtype {
         FloatDType::F64 => random.draw::<f64>(shape, distribution),
         _ => random.draw::<f32>(shape, distribution),
     };
     B::float_from_data(data.convert_dtype(DType::from(dtype)), device)
+}
+
+/// Draws zeros and ones on the device. The elements and the position of the stream afterwards are
+/// the same as if they were drawn on the host.
+fn draw_on_device<B: RandomOps>(
+    random: &mut RandomStream,
+    shape: &Shape,
+    distribution: Distribution,
+    device: &Device<B>,
+    dtype: FloatDType,
+) -> Option<FloatTensor<B>> {
+    let Distribution::Bernoulli(probability) = distribution else { return None };
+    // Ones alone take no words of the stream.
+    if !(0.0..1.0).contains(&probability) {
+        return None;
+    }
+    let drawn = B::bernoulli(&random.on_device(), probability, shape, device, dtype)?;
+    // A u64 each, of two words.
+    random.seek(random.position() + 2 * shape.num_elements() as u128);
+    Some(drawn)
 }

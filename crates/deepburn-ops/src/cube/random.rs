@@ -1,0 +1,38 @@
+//! Random numbers on the device.
+
+use burn_backend::tensor::{Device, FloatTensor};
+use burn_backend::{FloatDType, Shape};
+use burn_cubecl::tensor::CubeTensor;
+use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};
+use deepburn_kernels::{ChaChaPosition, cube};
+
+use super::array::{data_type, element_type};
+use crate::random::RandomOps;
+
+impl<R, F, I, BT> RandomOps for CubeBackend<R, F, I, BT>
+where
+    R: CubeRuntime,
+    F: FloatElement,
+    I: IntElement,
+    BT: BoolElement,
+{
+    /// Queues one launch. f64 is drawn on the host.
+    fn bernoulli(
+        position: &ChaChaPosition,
+        probability: f64,
+        shape: &Shape,
+        device: &Device<Self>,
+        dtype: FloatDType,
+    ) -> Option<FloatTensor<Self>> {
+        let wanted = element_type(dtype)?;
+        let client = R::client(device);
+        let drawn = cube::bernoulli(&client, position, probability, shape.num_elements(), wanted);
+        Some(CubeTensor::new_contiguous(
+            client,
+            device.clone(),
+            shape.clone(),
+            drawn.into_handle(),
+            data_type(wanted),
+        ))
+    }
+}

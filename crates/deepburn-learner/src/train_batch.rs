@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use burn::module::AutodiffModule;
-use burn::tensor::{DType, ElementConversion, Tensor};
+use burn::tensor::{DType, ElementConversion, Tensor, TensorPrimitive};
 use deepburn_ops::OptimizerOps;
 use deepburn_pipeline::Action;
 use deepburn_zero::{Ledger, Pass, Stages, Training, WeightGradients};
@@ -103,18 +103,23 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         batches: &mut impl MicroBatches<B, M>,
     ) -> Result<(Vec<f64>, Option<Step>), Cause> {
         let count = self.batch.gradient_accumulation_steps;
-        let (mut losses, mut taken) = (Vec::with_capacity(count), None);
+        let (mut losses, mut unread, mut taken) = (Vec::with_capacity(count), Vec::new(), None);
         for index in 0..count {
             let loss = self.forward(|model| batches.loss(model, index))??;
-            // The value is read before the backward pass, so that an invalid loss adds no
-            // gradients.
-            let value = loss.clone().into_scalar().elem::<f64>();
-            batches.check(index, value)?;
-            losses.push(value);
+            unread.push(value_of(&loss));
             batches.after_phase(self.ledger());
             //= trl 1.16.0 trainer/sft_trainer.py compute_loss
             self.backward_weighted(loss, batches.weight(index))?;
             batches.after_phase(self.ledger());
+            if self.is_gradient_accumulation_boundary() || index + 1 == count {
+                // Once a step: a device would be idle while the host reads a loss and submits the
+                // next pass.
+                for loss in unread.drain(..) {
+                    let value = loss.into_scalar().elem::<f64>();
+                    batches.check(losses.len(), value)?;
+                    losses.push(value);
+                }
+            }
             taken = self.step()?;
             batches.after_phase(self.ledger());
         }
@@ -285,6 +290,13 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         // One number of each step is left for the losses.
         self.progress.micro_steps + self.progress.global_steps + index as u64
     }
+}
+
+/// Returns the value of a loss, to be read after its backward pass. It has no entry in the ledger:
+/// the passes need no memory for a scalar that waits.
+fn value_of<B: OptimizerOps>(loss: &Tensor<Training<B>, 1>) -> Tensor<B, 1> {
+    let value = loss.clone().inner().into_primitive().tensor().into_value();
+    Tensor::from_primitive(TensorPrimitive::Float(value.into_full()))
 }
 
 /// A forward pass whose backward pass has not run yet.

@@ -29,7 +29,13 @@ const CHUNK_BYTES: usize = 64 << 20;
 /// exceed 64 MiB, they are divided into chunks of about equal size. The result depends only on the
 /// arguments, so sums are always added in the same order.
 pub fn logits_chunk_rows(tokens: usize, vocab: usize) -> usize {
-    let most = (CHUNK_BYTES / (4 * vocab.max(1))).max(1);
+    rows_within(CHUNK_BYTES, tokens, 4 * vocab)
+}
+
+/// Divides `tokens` rows of `row_bytes` bytes into chunks of about equal size, each of at most
+/// `bytes` bytes or of one row, and returns the number of rows of a chunk.
+pub(crate) fn rows_within(bytes: usize, tokens: usize, row_bytes: usize) -> usize {
+    let most = (bytes / row_bytes.max(1)).max(1);
     tokens.div_ceil(tokens.div_ceil(most).max(1)).max(1)
 }
 

@@ -58,10 +58,35 @@ pub(super) fn flat_tensor<R: CubeRuntime>(
     buffer: DeviceBuffer,
     like: &CubeTensor<R>,
 ) -> CubeTensor<R> {
-    let dtype = data_type(buffer.dtype());
     let shape = Shape::from(vec![buffer.len()]);
+    shaped_tensor(buffer, shape, like)
+}
+
+/// Returns a buffer as a tensor of a shape on the device of `like`.
+///
+/// The tensor takes ownership of the buffer's memory.
+pub(super) fn shaped_tensor<R: CubeRuntime>(
+    buffer: DeviceBuffer,
+    shape: Shape,
+    like: &CubeTensor<R>,
+) -> CubeTensor<R> {
+    debug_assert_eq!(shape.num_elements(), buffer.len());
+    let dtype = data_type(buffer.dtype());
     let (client, device) = (like.client.clone(), like.device.clone());
     CubeTensor::new_contiguous(client, device, shape, buffer.into_handle(), dtype)
+}
+
+/// Returns whether the kernels support the types of all tensors.
+pub(super) fn are_supported<'a, R: CubeRuntime>(
+    tensors: impl IntoIterator<Item = &'a CubeTensor<R>>,
+) -> bool {
+    tensors.into_iter().all(|tensor| element_type(tensor.dtype().into()).is_some())
+}
+
+/// Returns whether the kernels support the type of all tensors, which is the same one.
+pub(super) fn are_alike<const N: usize, R: CubeRuntime>(tensors: [&CubeTensor<R>; N]) -> bool {
+    let dtype = tensors[0].dtype();
+    are_supported(tensors) && tensors.iter().all(|tensor| tensor.dtype() == dtype)
 }
 
 /// Returns a contiguous tensor whose memory is not shared, so that a kernel can update it in place.

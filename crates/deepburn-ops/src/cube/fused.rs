@@ -6,10 +6,7 @@
 
 use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};
 
-use crate::{
-    AttentionOps, CrossEntropyOps, GatedOps, GeluOps, LayerNormOps, LinearOps, RmsNormOps,
-    RotaryOps,
-};
+use crate::{AttentionOps, GatedOps, GeluOps, LayerNormOps, LinearOps, RmsNormOps, RotaryOps};
 
 /// Implements families with their provided methods for every CubeCL runtime.
 macro_rules! as_provided {
@@ -25,13 +22,4 @@ macro_rules! as_provided {
     )* };
 }
 
-as_provided!(
-    LayerNormOps,
-    RmsNormOps,
-    GeluOps,
-    GatedOps,
-    LinearOps,
-    RotaryOps,
-    AttentionOps,
-    CrossEntropyOps
-);
+as_provided!(LayerNormOps, RmsNormOps, GeluOps, GatedOps, LinearOps, RotaryOps, AttentionOps);

@@ -4,6 +4,8 @@
 //! sufficient), `--features cuda` on an NVIDIA GPU.
 #![cfg(any(feature = "wgpu", feature = "cuda"))]
 
+mod loss_head;
+
 use cubecl::Runtime;
 use cubecl::client::ComputeClient;
 use cubecl::prelude::*;
@@ -25,9 +27,9 @@ type Device = cubecl::cuda::CudaRuntime;
 #[cfg(not(feature = "cuda"))]
 type Device = cubecl::wgpu::WgpuRuntime;
 
-type Client = ComputeClient<Device>;
+pub(crate) type Client = ComputeClient<Device>;
 
-fn client() -> Client {
+pub(crate) fn client() -> Client {
     Device::client(&Default::default())
 }
 
@@ -35,7 +37,7 @@ fn client() -> Client {
 const SIZES: [usize; 8] = [0, 1, 7, 255, 257, 65_537, 1_000_007, 10_000_000];
 
 /// Returns the types that the device can store and convert. f32 is always one of them.
-fn types(client: &Client) -> Vec<DeviceDType> {
+pub(crate) fn types(client: &Client) -> Vec<DeviceDType> {
     let supports = |dtype: &DeviceDType| match dtype {
         DeviceDType::F32 => true,
         DeviceDType::F16 => client.properties().supports_type(f16::as_type_native_unchecked()),
@@ -48,7 +50,7 @@ fn types(client: &Client) -> Vec<DeviceDType> {
 }
 
 /// Returns deterministic numbers in [-1, 1), from a 64-bit linear congruential generator.
-fn noise(len: usize, seed: u64) -> Vec<f32> {
+pub(crate) fn noise(len: usize, seed: u64) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let next = |_| {
         state =
@@ -59,7 +61,7 @@ fn noise(len: usize, seed: u64) -> Vec<f32> {
 }
 
 /// Returns the numbers rounded to a type.
-fn held(values: &[f32], dtype: DeviceDType) -> Vec<f32> {
+pub(crate) fn held(values: &[f32], dtype: DeviceDType) -> Vec<f32> {
     values
         .iter()
         .map(|x| match dtype {
@@ -70,7 +72,7 @@ fn held(values: &[f32], dtype: DeviceDType) -> Vec<f32> {
         .collect()
 }
 
-fn upload(client: &Client, values: &[f32], dtype: DeviceDType) -> DeviceBuffer {
+pub(crate) fn upload(client: &Client, values: &[f32], dtype: DeviceDType) -> DeviceBuffer {
     let bytes: Vec<u8> = match dtype {
         DeviceDType::F32 => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
         DeviceDType::F16 => values.iter().flat_map(|x| f16::from_f32(*x).to_le_bytes()).collect(),
@@ -82,7 +84,7 @@ fn upload(client: &Client, values: &[f32], dtype: DeviceDType) -> DeviceBuffer {
     DeviceBuffer::new(client.create_from_slice(&bytes), values.len(), dtype)
 }
 
-fn download(client: &Client, buffer: DeviceBuffer) -> Vec<f32> {
+pub(crate) fn download(client: &Client, buffer: DeviceBuffer) -> Vec<f32> {
     let (len, dtype) = (buffer.len(), buffer.dtype());
     let bytes = client.read_one(buffer.into_handle()).unwrap();
     let bytes = &bytes[..len * dtype.size()];
@@ -99,6 +101,58 @@ fn download(client: &Client, buffer: DeviceBuffer) -> Vec<f32> {
             })
             .collect(),
     }
+}
+
+/// Returns the largest relative error of a number that is rounded to a type: half a unit of its
+/// last bit.
+pub(crate) fn half_unit(dtype: DeviceDType) -> f64 {
+    match dtype {
+        DeviceDType::F32 => 2f64.powi(-24),
+        DeviceDType::F16 => 2f64.powi(-11),
+        DeviceDType::Bf16 => 2f64.powi(-8),
+    }
+}
+
+/// Returns noise of a size that is rounded to a type, on the device and in f64.
+pub(crate) fn operand(
+    client: &Client,
+    len: usize,
+    seed: u64,
+    scale: f32,
+    dtype: DeviceDType,
+) -> (DeviceBuffer, Vec<f64>) {
+    let values: Vec<f32> = noise(len, seed).iter().map(|x| x * scale).collect();
+    let values = held(&values, dtype);
+    (upload(client, &values, dtype), values.into_iter().map(f64::from).collect())
+}
+
+/// Asserts that numbers differ from the expected ones by at most `tolerance(i)`, and by one
+/// rounding to their type.
+#[track_caller]
+pub(crate) fn assert_close(
+    client: &Client,
+    found: &DeviceBuffer,
+    expected: &[f64],
+    tolerance: impl Fn(usize) -> f64,
+    what: &str,
+) {
+    let dtype = found.dtype();
+    let found = download(client, found.clone());
+    assert_eq!(found.len(), expected.len(), "{what}");
+    for (i, (x, y)) in found.iter().zip(expected).enumerate() {
+        let tolerance = tolerance(i) + half_unit(dtype) * y.abs();
+        let difference = (f64::from(*x) - y).abs();
+        assert!(difference <= tolerance, "{what} {dtype:?} [{i}]: {x} for {y}, {tolerance}");
+    }
+}
+
+/// Returns the bits of all numbers of some buffers.
+pub(crate) fn bits<'a>(
+    client: &Client,
+    buffers: impl IntoIterator<Item = &'a DeviceBuffer>,
+) -> Vec<u32> {
+    let all = buffers.into_iter().flat_map(|buffer| download(client, buffer.clone()));
+    all.map(f32::to_bits).collect()
 }
 
 /// Returns the statistics of a single gradient.
@@ -488,13 +542,8 @@ fn device_kernels_sums_follow_the_f64_reference_with_the_same_bits_each_time() {
             let buffer = upload(&client, &values, dtype);
             let expected: f64 = values.iter().map(|x| f64::from(*x)).sum();
             let magnitudes: f64 = values.iter().map(|x| f64::from(x.abs())).sum();
-            // The sum is rounded to the type: half a unit of its last bit.
-            let rounding = match dtype {
-                DeviceDType::F32 => 2f64.powi(-24),
-                DeviceDType::F16 => 2f64.powi(-11),
-                DeviceDType::Bf16 => 2f64.powi(-8),
-            };
-            let tolerance = ADDITIONS * 2f64.powi(-24) * magnitudes + rounding * expected.abs();
+            let rounding = half_unit(dtype) * expected.abs();
+            let tolerance = ADDITIONS * half_unit(DeviceDType::F32) * magnitudes + rounding;
             let sums = [(); 3].map(|()| download(&client, cube::sum(&client, &buffer))[0]);
             let difference = (f64::from(sums[0]) - expected).abs();
             assert!(difference <= tolerance, "{len} {dtype:?}: {} for {expected}", sums[0]);

@@ -11,6 +11,7 @@
 //! it is finite.
 
 mod cast;
+mod columns;
 mod device_buffer;
 mod elementwise;
 mod flat;
@@ -22,6 +23,7 @@ mod stats;
 mod sum;
 
 pub use cast::cast;
+pub use columns::column_sums;
 pub use device_buffer::{DeviceBuffer, DeviceDType};
 pub use elementwise::OwnedBuffers;
 pub(crate) use elementwise::{ElementKernel, launch, lerp, only_if, place, write};

@@ -9,6 +9,7 @@
 //! - All ranks of a process submit their work to one stream of the device (`stream`).
 
 mod array;
+mod bias_gradient;
 mod cross_entropy;
 mod fused;
 pub(crate) mod linear;

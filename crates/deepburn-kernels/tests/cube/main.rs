@@ -4,6 +4,7 @@
 //! sufficient), `--features cuda` on an NVIDIA GPU.
 #![cfg(any(feature = "wgpu", feature = "cuda"))]
 
+mod columns;
 mod loss_head;
 
 use cubecl::Runtime;

@@ -16,6 +16,7 @@ mod device_buffer;
 mod elementwise;
 mod flat;
 mod loss_head;
+mod norm;
 mod random;
 mod row_tree;
 mod rows;
@@ -29,6 +30,10 @@ pub use elementwise::OwnedBuffers;
 pub(crate) use elementwise::{ElementKernel, launch, lerp, only_if, place, write};
 pub use flat::flatten;
 pub use loss_head::{LogitRows, RowLosses, accumulate, row_losses, scale};
+pub use norm::{
+    LayerNormRows, NormWeightGradients, NormalizedRows, RmsNormRows, layer_norm,
+    norm_weight_gradients, norm_x_gradient, rms_norm,
+};
 pub use random::bernoulli;
 pub use rows::{AddedRows, add_rows};
 pub use stats::gradient_stats;

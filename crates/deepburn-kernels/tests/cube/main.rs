@@ -6,6 +6,7 @@
 
 mod columns;
 mod loss_head;
+mod norm;
 
 use cubecl::Runtime;
 use cubecl::client::ComputeClient;

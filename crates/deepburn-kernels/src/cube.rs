@@ -10,6 +10,7 @@
 //! that there are no infinities and NaNs, so the kernels test the bits of a number to check whether
 //! it is finite.
 
+mod activation;
 mod cast;
 mod columns;
 mod device_buffer;
@@ -23,6 +24,7 @@ mod rows;
 mod stats;
 mod sum;
 
+pub use activation::{ActivationFunction, Gated, gated, gated_gradients, gelu, gelu_gradient};
 pub use cast::cast;
 pub use columns::column_sums;
 pub use device_buffer::{DeviceBuffer, DeviceDType};

@@ -12,6 +12,8 @@ mod array;
 mod bias_gradient;
 mod cross_entropy;
 mod fused;
+mod gated;
+mod gelu;
 pub(crate) mod linear;
 mod matmul;
 mod norm;

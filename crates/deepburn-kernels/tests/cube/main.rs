@@ -4,6 +4,7 @@
 //! sufficient), `--features cuda` on an NVIDIA GPU.
 #![cfg(any(feature = "wgpu", feature = "cuda"))]
 
+mod activation;
 mod columns;
 mod loss_head;
 mod norm;

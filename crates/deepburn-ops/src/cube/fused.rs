@@ -6,7 +6,7 @@
 
 use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};
 
-use crate::{AttentionOps, GatedOps, GeluOps, RotaryOps};
+use crate::{AttentionOps, RotaryOps};
 
 /// Implements families with their provided methods for every CubeCL runtime.
 macro_rules! as_provided {
@@ -22,4 +22,4 @@ macro_rules! as_provided {
     )* };
 }
 
-as_provided!(GeluOps, GatedOps, RotaryOps, AttentionOps);
+as_provided!(RotaryOps, AttentionOps);

@@ -19,6 +19,7 @@ mod flat;
 mod loss_head;
 mod norm;
 mod random;
+mod rotary;
 mod row_tree;
 mod rows;
 mod stats;
@@ -37,6 +38,7 @@ pub use norm::{
     norm_weight_gradients, norm_x_gradient, rms_norm,
 };
 pub use random::bernoulli;
+pub use rotary::{RotatedColumns, rotate};
 pub use rows::{AddedRows, add_rows};
 pub use stats::gradient_stats;
 pub use sum::sum;

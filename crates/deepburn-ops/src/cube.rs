@@ -5,7 +5,10 @@
 //!   the statistics are copied to the host.
 //! - Zeros and ones of dropout are drawn on the device, with the bits of the host's generator.
 //! - Products of f32 matrices use tensor cores only if TF32 is allowed (`matmul`).
-//! - Forward and backward passes use the provided methods, which call burn-cubecl's other ops.
+//! - Normalizations, activations, rotary embeddings, the sums of bias gradients and the loss of a
+//!   head are kernels too, with one launch or a few for each pass, and sums in a fixed order. Other
+//!   element types than f32, f16 and bf16 use the provided methods.
+//! - Attention uses the provided methods, which call burn-cubecl's other ops (`fused`).
 //! - All ranks of a process submit their work to one stream of the device (`stream`).
 
 mod array;
@@ -20,5 +23,6 @@ mod norm;
 mod optimizer;
 mod random;
 mod rms_norm;
+mod rotary;
 mod stream;
 mod sum;

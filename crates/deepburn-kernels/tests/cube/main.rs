@@ -8,6 +8,7 @@ mod activation;
 mod columns;
 mod loss_head;
 mod norm;
+mod rotary;
 
 use cubecl::Runtime;
 use cubecl::client::ComputeClient;

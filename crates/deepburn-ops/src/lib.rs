@@ -8,17 +8,18 @@
 //! pass. Provided methods use ops that every backend supports, or copy to host memory. A backend
 //! overrides a method if it has its own kernel.
 //!
-//! | Family | flex (CPU) | LibTorch | CubeCL (GPUs), fusion |
-//! |---|---|---|---|
-//! | [`LayerNormOps`] | kernel | LibTorch's forward, own backward formula | provided |
-//! | [`RmsNormOps`], [`GatedOps`], [`RotaryOps`] | kernel | provided | provided |
-//! | [`GeluOps`] | kernel | LibTorch's | provided |
-//! | [`LinearOps`], [`MatmulOps`] | own products | LibTorch's products | the backend's products |
-//! | [`CrossEntropyOps`] | kernel | ops in place | provided |
-//! | [`AttentionOps`] | kernel | LibTorch's on the CPU if causal | provided |
-//! | [`SumOps`] | Burn's, in order | LibTorch's | kernel |
-//! | [`RandomOps`] | drawn on the host | drawn on the host | kernel; fusion: drawn on the host |
-//! | [`OptimizerOps`] | kernel | kernel on the CPU, else host memory | kernel |
+//! | Family | flex (CPU) | LibTorch | CubeCL (GPUs) | fusion |
+//! |---|---|---|---|---|
+//! | [`LayerNormOps`] | kernel | LibTorch's forward, own backward formula | kernel | provided |
+//! | [`RmsNormOps`], [`GatedOps`], [`RotaryOps`] | kernel | provided | kernel | provided |
+//! | [`GeluOps`] | kernel | LibTorch's | kernel | provided |
+//! | [`LinearOps`] | own products | LibTorch's products | the backend's products, kernel for bias gradients | the backend's products |
+//! | [`MatmulOps`] | own products | LibTorch's products | the backend's products | the same |
+//! | [`CrossEntropyOps`] | kernel | ops in place | kernel | provided |
+//! | [`AttentionOps`] | kernel | LibTorch's on the CPU if causal | provided | provided |
+//! | [`SumOps`] | Burn's, in order | LibTorch's | kernel | kernel |
+//! | [`RandomOps`] | drawn on the host | drawn on the host | kernel | drawn on the host |
+//! | [`OptimizerOps`] | kernel | kernel on the CPU, else host memory | kernel | kernel |
 //!
 //! Frozen matrices may be operands in 8 or 4 bits ([`QuantizedMatrix`]): [`LinearOps`] and
 //! [`CrossEntropyOps`] have products with them.

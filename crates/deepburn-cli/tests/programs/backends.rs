@@ -7,6 +7,8 @@
 mod host_optimizer;
 #[cfg(feature = "wgpu")]
 mod reductions;
+#[cfg(feature = "wgpu")]
+mod row_kernels;
 
 use std::fs;
 

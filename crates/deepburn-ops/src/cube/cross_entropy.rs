@@ -243,8 +243,9 @@ where
         }
     }
 
-    /// Computes the loss and the number of predicted targets, `[2]`. The loss has the bits of
-    /// [`loss`](Self::loss).
+    /// Computes the loss and the number of predicted targets, `[2]`. The loss may differ from
+    /// [`loss`](Self::loss) in the last bits: without a gradient, it is another kernel, in which
+    /// the device's compiler may fuse other operations.
     fn scores(self) -> FloatTensor<B> {
         let client = &self.hidden.client;
         let predicted = DeviceBuffer::empty(client, self.losses.len(), DeviceDType::F32);

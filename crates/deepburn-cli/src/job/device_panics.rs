@@ -18,10 +18,10 @@ use deepburn::comm::panic_message;
 const LONGEST_TEXT: usize = 400;
 
 /// What the hook has seen.
-static SEEN: Mutex<Seen> = Mutex::new(Seen { caught: None, first_of_device: None });
+static SEEN: Mutex<PanicTexts> = Mutex::new(PanicTexts { caught: None, first_of_device: None });
 
 /// The texts of panics.
-struct Seen {
+struct PanicTexts {
     /// Panics since [`caught`] began; `None` outside of it.
     caught: Option<Vec<String>>,
     /// The first panic in the thread of a device that was not caught.
@@ -29,7 +29,7 @@ struct Seen {
 }
 
 /// Returns what the hook has seen. A panic while it is locked changes nothing in it.
-fn seen() -> MutexGuard<'static, Seen> {
+fn seen() -> MutexGuard<'static, PanicTexts> {
     SEEN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

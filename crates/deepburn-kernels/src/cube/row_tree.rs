@@ -64,10 +64,35 @@ pub(super) fn row_len(rows: &RowLayout, row: usize) -> usize {
     len
 }
 
+/// How two values become one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Reduction {
+    Sum,
+    Largest,
+}
+
 /// Returns the sum of the values of a row's units to each of them. All units of the cube must call
 /// it. `parts` has an element for each unit.
 #[cube]
 pub(super) fn row_sum(parts: &mut SharedMemory<f32>, value: f32, #[comptime] units: usize) -> f32 {
+    reduced(parts, value, units, Reduction::Sum)
+}
+
+/// Returns the largest value of a row's units to each of them, as [`row_sum`] does. No value may be
+/// NaN.
+#[cube]
+pub(super) fn row_max(parts: &mut SharedMemory<f32>, value: f32, #[comptime] units: usize) -> f32 {
+    reduced(parts, value, units, Reduction::Largest)
+}
+
+/// Reduces the values of a row's units in a tree.
+#[cube]
+fn reduced(
+    parts: &mut SharedMemory<f32>,
+    value: f32,
+    #[comptime] units: usize,
+    #[comptime] reduction: Reduction,
+) -> f32 {
     let unit = UNIT_POS as usize;
     let place = unit % units;
     // Units may still be reading the result of the call before.
@@ -77,27 +102,12 @@ pub(super) fn row_sum(parts: &mut SharedMemory<f32>, value: f32, #[comptime] uni
     while half > 0 {
         sync_cube();
         if place < half {
-            parts[unit] = parts[unit] + parts[unit + half];
-        }
-        half /= 2;
-    }
-    sync_cube();
-    parts[unit - place]
-}
-
-/// Returns the largest value of a row's units to each of them, as [`row_sum`] does. No value may be
-/// NaN.
-#[cube]
-pub(super) fn row_max(parts: &mut SharedMemory<f32>, value: f32, #[comptime] units: usize) -> f32 {
-    let unit = UNIT_POS as usize;
-    let place = unit % units;
-    sync_cube();
-    parts[unit] = value;
-    let mut half = comptime![units / 2].runtime();
-    while half > 0 {
-        sync_cube();
-        if place < half {
-            parts[unit] = max(parts[unit], parts[unit + half]);
+            let left = parts[unit];
+            let right = parts[unit + half];
+            parts[unit] = match comptime![reduction] {
+                Reduction::Sum => left + right,
+                Reduction::Largest => max(left, right),
+            };
         }
         half /= 2;
     }

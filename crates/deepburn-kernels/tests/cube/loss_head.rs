@@ -19,14 +19,14 @@ const SUM_ERROR: f64 = 4.0 * EXP_ERROR + 300.0 / (1 << 24) as f64;
 
 /// The losses, predictions and gradients of rows of logits.
 #[derive(Debug)]
-struct Results {
+struct HeadReference {
     losses: Vec<f64>,
     predicted: Vec<f64>,
     gradient: Vec<f64>,
 }
 
-fn reference(logits: &[f64], vocab: usize, targets: &[i32]) -> Results {
-    let mut results = Results { losses: vec![], predicted: vec![], gradient: vec![] };
+fn reference(logits: &[f64], vocab: usize, targets: &[i32]) -> HeadReference {
+    let mut results = HeadReference { losses: vec![], predicted: vec![], gradient: vec![] };
     for (row, target) in logits.chunks(vocab).zip(targets) {
         let Ok(target) = usize::try_from(*target) else {
             results.losses.push(0.0);

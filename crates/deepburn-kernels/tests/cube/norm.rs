@@ -16,7 +16,7 @@ const EPSILON: f32 = 1e-5;
 const MEAN_ERROR: f64 = 284.0 / (1 << 24) as f64;
 
 /// The formulas in f64, for the inputs of a test.
-struct Reference {
+struct NormReference {
     output: Vec<f64>,
     /// The mean of each row.
     mean: Vec<f64>,
@@ -30,7 +30,7 @@ struct Reference {
 }
 
 /// The inputs of a normalization in f64.
-struct Inputs {
+struct NormInputs {
     x: Vec<f64>,
     weight: Vec<f64>,
     bias: Vec<f64>,
@@ -38,11 +38,11 @@ struct Inputs {
 }
 
 /// Computes a layer normalization, or an RMS normalization if `has_mean` is false.
-fn reference(inputs: &Inputs, has_mean: bool, plus_one: bool) -> Reference {
+fn reference(inputs: &NormInputs, has_mean: bool, plus_one: bool) -> NormReference {
     let width = inputs.weight.len();
     let weight: Vec<f64> =
         inputs.weight.iter().map(|w| w + if plus_one { 1.0 } else { 0.0 }).collect();
-    let mut result = Reference {
+    let mut result = NormReference {
         output: vec![],
         mean: vec![],
         factor: vec![],
@@ -79,7 +79,7 @@ struct Case {
     weight: DeviceBuffer,
     bias: DeviceBuffer,
     grad: DeviceBuffer,
-    inputs: Inputs,
+    inputs: NormInputs,
 }
 
 impl Case {
@@ -93,7 +93,7 @@ impl Case {
         let ((x, x64), (grad, grad64)) = (of(rows * width, 1, dtype), of(rows * width, 4, dtype));
         let ((weight, weight64), (bias, bias64)) =
             (of(width, 2, weight_dtype), of(width, 3, weight_dtype));
-        let inputs = Inputs { x: x64, weight: weight64, bias: bias64, grad: grad64 };
+        let inputs = NormInputs { x: x64, weight: weight64, bias: bias64, grad: grad64 };
         Self { x, weight, bias, grad, inputs }
     }
 }
@@ -177,7 +177,7 @@ fn device_kernels_rms_norm_follows_the_f64_reference() {
         for plus_one in [false, true] {
             let mut inputs = case.inputs.bias.clone();
             inputs.fill(0.0);
-            let inputs = Inputs {
+            let inputs = NormInputs {
                 bias: inputs,
                 x: case.inputs.x.clone(),
                 weight: case.inputs.weight.clone(),

@@ -180,7 +180,7 @@ fn check_benches(arguments: &[String]) -> Result<(), String> {
     while let Some(word) = words.next() {
         let is_bench = root().join(format!("benches/src/tables/{word}.rs")).exists();
         match word.as_str() {
-            "--peers" => drop(words.next()),
+            "--peers" | "--rounds" | "--without" => drop(words.next()),
             "--quick" | "all" | "report" => {}
             _ if is_bench => {}
             _ => return Err(format!("no bench {word}")),

@@ -11,6 +11,7 @@
 //! it is finite.
 
 mod activation;
+mod attention;
 mod cast;
 mod columns;
 mod device_buffer;
@@ -26,6 +27,10 @@ mod stats;
 mod sum;
 
 pub use activation::{ActivationFunction, Gated, gated, gated_gradients, gelu, gelu_gradient};
+pub use attention::{
+    AttentionGradient, AttentionResult, DeviceAttention, KeyMask, WeightDropout,
+    attention_backward, attention_forward, supports_attention,
+};
 pub use cast::cast;
 pub use columns::column_sums;
 pub use device_buffer::{DeviceBuffer, DeviceDType};

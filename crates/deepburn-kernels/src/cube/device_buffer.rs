@@ -97,6 +97,19 @@ impl DeviceBuffer {
         // the element of an empty buffer.
         unsafe { ArrayArg::from_raw_parts(self.handle.clone(), self.len.max(1)) }
     }
+
+    /// Returns the buffer as a kernel argument of vectors of `vector` elements, by which the length
+    /// and the [`offset`](Self::offset) can be divided.
+    pub(crate) fn vectors_arg<R: Runtime>(&self, vector: usize) -> ArrayArg<R> {
+        // SAFETY: as in `arg`. The vectors have the elements of the buffer.
+        unsafe { ArrayArg::from_raw_parts(self.handle.clone(), self.len / vector) }
+    }
+
+    /// Returns where the buffer starts in its allocation, in bytes. An allocation starts at a
+    /// multiple of every vector.
+    pub(crate) fn offset(&self) -> u64 {
+        self.handle.offset_start.unwrap_or_default()
+    }
 }
 
 /// Refuses lengths that a kernel would truncate.

@@ -5,6 +5,7 @@
 #![cfg(any(feature = "wgpu", feature = "cuda"))]
 
 mod activation;
+mod attention;
 mod columns;
 mod loss_head;
 mod norm;

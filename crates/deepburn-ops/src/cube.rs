@@ -8,13 +8,13 @@
 //! - Normalizations, activations, rotary embeddings, the sums of bias gradients and the loss of a
 //!   head are kernels too, with one launch or a few for each pass, and sums in a fixed order. Other
 //!   element types than f32, f16 and bf16 use the provided methods.
-//! - Attention uses the provided methods, which call burn-cubecl's other ops (`fused`).
+//! - Self-attention is a few fused kernels, forward and backward (`attention`).
 //! - All ranks of a process submit their work to one stream of the device (`stream`).
 
 mod array;
+mod attention;
 mod bias_gradient;
 mod cross_entropy;
-mod fused;
 mod gated;
 mod gelu;
 pub(crate) mod linear;

@@ -4,6 +4,8 @@
 //! with `--features tch` or `--features cuda`. For wgpu, a software Vulkan device is enough.
 
 #[cfg(feature = "wgpu")]
+mod attention;
+#[cfg(feature = "wgpu")]
 mod host_optimizer;
 #[cfg(feature = "wgpu")]
 mod reductions;

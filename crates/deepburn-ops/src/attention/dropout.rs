@@ -31,9 +31,23 @@ impl AttentionDropout {
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^= z >> 31;
+        DropoutRow { low: z as u32, high: (z >> 32) as u32, threshold: self.threshold() }
+    }
+
+    /// Returns the probability in units of 2^-32.
+    fn threshold(self) -> u32 {
         // Below 2^32, because the probability is below 1.
-        let threshold = (self.probability * 2_f64.powi(32)) as u32;
-        DropoutRow { low: z as u32, high: (z >> 32) as u32, threshold }
+        (self.probability * 2_f64.powi(32)) as u32
+    }
+
+    /// Returns the same dropout for the kernels of devices, which have the same random numbers.
+    #[cfg(feature = "cube")]
+    pub(crate) fn for_kernels(self) -> deepburn_kernels::cube::WeightDropout {
+        deepburn_kernels::cube::WeightDropout {
+            seed: self.seed,
+            threshold: self.threshold(),
+            factor: self.factor() as f32,
+        }
     }
 }
 

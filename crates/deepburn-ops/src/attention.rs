@@ -10,22 +10,18 @@ pub(crate) mod dimensions;
 pub(crate) mod dropout;
 pub(crate) mod saved;
 
-use burn::tensor::{Distribution, Tensor};
+use burn::tensor::Tensor;
 use burn_autodiff::Autodiff;
 use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn_autodiff::ops::Backward;
-use burn_backend::tensor::FloatTensor;
+use burn_backend::tensor::{Device, FloatTensor};
 
 use crate::autodiff_step::{backward_step, record};
 use crate::matmul::MatmulOps;
 use crate::portable;
 pub use dimensions::{AttentionMask, SelfAttention};
-pub use dropout::AttentionDropout;
+pub use dropout::{AttentionDropout, SEED_DRAWS, seed_distribution, seed_from};
 pub use saved::{AttentionOutput, AttentionSaved};
-
-/// The number of random bits per sampled f32, whose significand has 24 bits. A seed combines two
-/// samples.
-const DRAWN_BITS: u32 = 24;
 
 /// Self-attention of sequences of equal length. Softmax is computed in at least f32.
 pub trait AttentionOps: MatmulOps {
@@ -39,6 +35,13 @@ pub trait AttentionOps: MatmulOps {
         dropout: Option<AttentionDropout>,
     ) -> FloatTensor<Self> {
         Self::attention_forward(projected, attention, dropout).output
+    }
+
+    /// Draws the seed of a dropout from the backend's random numbers. The provided method draws on
+    /// the device and waits for it.
+    fn dropout_seed(device: &Device<Self>) -> u64 {
+        let draws = Tensor::<Self, 1>::random([SEED_DRAWS], seed_distribution(), device);
+        seed_from(&draws.into_data())
     }
 
     /// Computes the same output, and the log-sum-exp of each row, which the backward pass needs.
@@ -93,6 +96,10 @@ backward_step! {
 }
 
 impl<B: AttentionOps, C: CheckpointStrategy> AttentionOps for Autodiff<B, C> {
+    fn dropout_seed(device: &Device<Self>) -> u64 {
+        B::dropout_seed(device)
+    }
+
     fn self_attention(
         projected: FloatTensor<Self>,
         attention: &SelfAttention,
@@ -128,11 +135,9 @@ pub fn self_attention<B: AttentionOps>(
 ) -> Tensor<B, 2> {
     // The backend samples the seed. In sharded training it uses the rank's random stream.
     // Checkpoints save this stream, so a resumed run drops the same weights.
-    let drawn = (dropout > 0.0).then(|| {
-        let range = Distribution::Uniform(0.0, f64::from(1 << DRAWN_BITS));
-        let draws = Tensor::<B, 1>::random([2], range, &projected.device()).into_data();
-        let seed = draws.iter::<f32>().fold(0, |seed, draw| seed << DRAWN_BITS | draw as u64);
-        AttentionDropout { seed, probability: dropout }
+    let drawn = (dropout > 0.0).then(|| AttentionDropout {
+        seed: B::dropout_seed(&projected.device()),
+        probability: dropout,
     });
     portable::tensor(B::self_attention(portable::primitive(projected), attention, drawn))
 }

@@ -68,8 +68,9 @@ mod fusion;
 mod tch;
 
 pub use attention::{
-    AttentionDropout, AttentionMask, AttentionOps, AttentionOutput, AttentionSaved, SelfAttention,
-    attention_over_cache, self_attention, write_to_cache,
+    AttentionDropout, AttentionMask, AttentionOps, AttentionOutput, AttentionSaved, SEED_DRAWS,
+    SelfAttention, attention_over_cache, seed_distribution, seed_from, self_attention,
+    write_to_cache,
 };
 pub use cross_entropy::{
     CrossEntropyOps, HeadGradients, HeadLoss, cross_entropy, linear_cross_entropy, linear_scores,

@@ -1,5 +1,23 @@
 //! Dropout of attention weights, computed from a seed and the position of each weight.
 
+use burn_backend::{Distribution, TensorData};
+
+/// The number of random numbers that a seed combines.
+pub const SEED_DRAWS: usize = 2;
+
+/// The random bits of each of them: an f32 has 24 bits of precision.
+const DRAWN_BITS: u32 = 24;
+
+/// Returns the distribution of the random numbers that a seed combines.
+pub fn seed_distribution() -> Distribution {
+    Distribution::Uniform(0.0, f64::from(1 << DRAWN_BITS))
+}
+
+/// Returns the seed that combines [`SEED_DRAWS`] numbers of [`seed_distribution`].
+pub fn seed_from(draws: &TensorData) -> u64 {
+    draws.iter::<f32>().fold(0, |seed, draw| seed << DRAWN_BITS | draw as u64)
+}
+
 /// Dropout of attention weights. Whether a weight is dropped depends only on the seed and the
 /// weight's position, so no mask is saved for the backward pass. The remaining weights are divided
 /// by the keep probability.

@@ -8,6 +8,7 @@
 //! of the inner backend, with operands that already have one type.
 
 use burn_backend::DType;
+use burn_backend::tensor::Device;
 use deepburn_ops::{
     AttentionDropout, AttentionOps, AttentionOutput, AttentionSaved, CrossEntropyOps, GateFunction,
     GatedGradients, GatedOps, GeluOps, HeadGradients, HeadLoss, LayerNormGradients, LayerNormOps,
@@ -89,10 +90,10 @@ macro_rules! fused_ops {
 }
 pub(crate) use fused_ops;
 
-/// Implements the ops with products. [`Sharded`] implements them by hand, because their operations
-/// are counted.
+/// Implements the ops with products, for a decorator of the backend `$inner`. [`Sharded`]
+/// implements them by hand, because their operations are counted.
 macro_rules! counted_fused_ops {
-    ($with:ident, $decorator:ident, $bound:ident) => {
+    ($with:ident, $decorator:ident, $bound:ident, $inner:ty) => {
         impl<B: $bound + LinearOps> LinearOps for $decorator<B> {
             $with! {
                 #[product] fn fused_linear(x: float, weight: float, bias: (maybe float)) -> float;
@@ -121,6 +122,10 @@ macro_rules! counted_fused_ops {
         }
 
         impl<B: $bound + AttentionOps> AttentionOps for $decorator<B> {
+            fn dropout_seed(device: &Device<Self>) -> u64 {
+                <$inner>::dropout_seed(device)
+            }
+
             $with! {
                 #[product] fn self_attention(
                     projected: float, attention: [&SelfAttention],
@@ -147,7 +152,7 @@ macro_rules! counted_fused_ops {
 }
 
 fused_ops!(stage, Staged, MatmulOps);
-counted_fused_ops!(stage, Staged, MatmulOps);
+counted_fused_ops!(stage, Staged, MatmulOps, Sharded<B>);
 
 fused_ops!(cast, Autocast, TracksParameters);
-counted_fused_ops!(cast, Autocast, TracksParameters);
+counted_fused_ops!(cast, Autocast, TracksParameters, B);

@@ -303,9 +303,6 @@ impl<B: MatmulOps> FloatTensorOps<Sharded<B>> for Sharded<B> {
 
 /// Draws a tensor of `shape` from a stream, on `device` if it has a kernel for that, and else on
 /// the host.
-///
-/// Values of 16-bit types are drawn in f32 and rounded. The stream therefore advances by the same
-/// number of words in every precision except f64.
 fn draw<B: RandomOps>(
     random: &mut RandomStream,
     shape: Shape,
@@ -319,11 +316,24 @@ fn draw<B: RandomOps>(
     if let Some(drawn) = draw_on_device::<B>(random, &shape, distribution, device, dtype) {
         return drawn;
     }
+    B::float_from_data(draw_on_host(random, shape, distribution, dtype), device)
+}
+
+/// Draws the elements of a tensor of `shape` from a stream.
+///
+/// Values of 16-bit types are drawn in f32 and rounded. The stream therefore advances by the same
+/// number of words in every precision except f64.
+pub(crate) fn draw_on_host(
+    random: &mut RandomStream,
+    shape: Shape,
+    distribution: Distribution,
+    dtype: FloatDType,
+) -> TensorData {
     let data = match dtype {
         FloatDType::F64 => random.draw::<f64>(shape, distribution),
         _ => random.draw::<f32>(shape, distribution),
     };
-    B::float_from_data(data.convert_dtype(DType::from(dtype)), device)
+    data.convert_dtype(DType::from(dtype))
 }
 
 /// Draws zeros and ones on the device. The elements and the position of the stream afterwards are

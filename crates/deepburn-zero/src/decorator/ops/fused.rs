@@ -9,22 +9,25 @@
 //! Products are counted for model FLOPs ([`operations`](crate::ledger)), in forward and in
 //! backward.
 
-use burn_backend::tensor::{FloatTensor, IntTensor};
-use burn_backend::{Backend, DType, TensorMetadata};
+use burn_backend::tensor::{Device, FloatTensor, IntTensor};
+use burn_backend::{Backend, DType, Shape, TensorMetadata, get_device_settings};
 use deepburn_ops::{
     AttentionDropout, AttentionMask, AttentionOps, AttentionOutput, AttentionSaved,
     CrossEntropyOps, GateFunction, GatedGradients, GatedOps, GeluOps, HeadGradients, HeadLoss,
     LayerNormGradients, LayerNormOps, LayerNormOutput, LayerNormSaved, LinearGradients, LinearOps,
     MatmulOps, QuantizedMatrix, RmsNorm, RmsNormGradients, RmsNormOps, RmsNormOutput, RmsNormSaved,
-    RotaryOps, RotatedHeads, SelfAttention,
+    RotaryOps, RotatedHeads, SEED_DRAWS, SelfAttention, is_without_data, seed_distribution,
+    seed_from,
 };
 
 use crate::decorator::fused::fused_ops;
+use crate::decorator::ops::float::draw_on_host;
 use crate::decorator::ops::product::{cost, count, count_backward, rows_times};
 use crate::decorator::ops::weight_gradients::weight_gradients;
 use crate::decorator::ops::{forward, recorded, weight};
 use crate::decorator::{Sharded, ZeroTensor};
 use crate::recompute::{self, Cost};
+use crate::session;
 
 // The output of a norm and the statistics of each row, which backward needs, are the results of one
 // recorded op.
@@ -185,6 +188,22 @@ impl<B: MatmulOps + CrossEntropyOps> CrossEntropyOps for Sharded<B> {
 /// Selective activation checkpointing treats attention as an expensive product. Backward needs the
 /// output and one log-sum-exp per query and head, but not the matrix of scores.
 impl<B: MatmulOps + AttentionOps> AttentionOps for Sharded<B> {
+    /// Draws from the rank's own stream, which is on the host, so that nothing waits for the
+    /// device. A random tensor of the default type would have the same numbers.
+    fn dropout_seed(device: &Device<Self>) -> u64 {
+        if is_without_data::<B>() {
+            return B::dropout_seed(device);
+        }
+        let dtype = get_device_settings::<Self>(device).float_dtype;
+        let drawn = session::with_random(|random| {
+            draw_on_host(random, Shape::from(vec![SEED_DRAWS]), seed_distribution(), dtype)
+        });
+        match drawn {
+            Some(draws) => seed_from(&draws),
+            None => B::dropout_seed(device),
+        }
+    }
+
     fn self_attention(
         projected: FloatTensor<Self>,
         attention: &SelfAttention,

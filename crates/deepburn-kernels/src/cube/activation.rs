@@ -340,7 +340,8 @@ fn sigmoid_of<N: Size>(
             x * (Vector::<f32, N>::new(LINEAR) + Vector::<f32, N>::new(CUBIC) * x * x)
         }
     };
-    one / (one + (-argument).exp())
+    // Not `-argument`: C++ for CUDA has no unary minus for vectors, and CubeCL writes one.
+    one / (one + (Vector::<f32, N>::new(0.0) - argument).exp())
 }
 
 /// Returns the derivative of the function at `x`, where `sigmoid` is its factor.

@@ -106,7 +106,7 @@ pub struct Sharded<B> {
 
 /// Int and bool tensors carry a ledger entry. Quantized tensors are the inner backend's tensors and
 /// are not counted.
-impl<B: Backend> BackendTypes for Sharded<B> {
+impl<B: SumOps> BackendTypes for Sharded<B> {
     type Device = B::Device;
     type FloatTensorPrimitive = ZeroTensor<B>;
     type FloatElem = B::FloatElem;

@@ -57,10 +57,11 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use burn_backend::TensorMetadata;
 use burn_backend::distributed::DistributedParamId;
-use burn_backend::{Backend, TensorMetadata};
 use deepburn_comm::{CollectiveTag, CommError, Payload, Pending, ReduceOp};
 use deepburn_config::{GradientPlan, ReductionPlan};
+use deepburn_ops::SumOps;
 
 use crate::group::{DeviceArray, MeshGroups, own};
 use crate::ledger::{Category, Ledger};
@@ -83,7 +84,7 @@ pub(crate) use state::{Accumulated, GradientChecker, SumElements, SumHome};
 /// Between backward passes, the bucket is empty and nothing is in flight. Every gradient is then in
 /// its sum, or local if synchronization is off.
 #[derive(Debug)]
-pub(crate) struct GradientReducer<B: Backend> {
+pub(crate) struct GradientReducer<B: SumOps> {
     /// Gradients are reduced in the shard group. Their mean is over the data-parallel ranks.
     groups: MeshGroups<B>,
     /// All parameters of the model, by index.
@@ -108,7 +109,7 @@ pub(crate) struct GradientReducer<B: Backend> {
 
 /// The gradients on their way to their sums.
 #[derive(Debug)]
-struct Buckets<B: Backend> {
+struct Buckets<B: SumOps> {
     /// The number of elements at which the bucket is reduced, at least 1.
     capacity: usize,
     /// The parameters whose gradients are in the bucket. A parameter may occur more than once.
@@ -121,7 +122,7 @@ struct Buckets<B: Backend> {
 /// The gradients that enter the bucket after their backward pass. A parameter is only in one of the
 /// lists.
 #[derive(Debug, Default)]
-struct Postponed<B: Backend> {
+struct Postponed<B: SumOps> {
     /// The gradients of which another pipeline stage sends a part.
     late: LateGradients<B>,
     /// The gradients that are computed later.
@@ -139,7 +140,7 @@ struct SumStore {
 
 /// A bucket that is being reduced.
 #[derive(Debug)]
-struct Flight<B: Backend> {
+struct Flight<B: SumOps> {
     /// Parameters in the order of the exchanged arrays.
     indices: Vec<usize>,
     /// The collective. Its results are in the order of `indices`.
@@ -147,13 +148,13 @@ struct Flight<B: Backend> {
 }
 
 /// Returns the reducer of the current model if the model is on backend `B`.
-pub(crate) fn reducer<B: Backend>() -> Option<Rc<RefCell<GradientReducer<B>>>> {
+pub(crate) fn reducer<B: SumOps>() -> Option<Rc<RefCell<GradientReducer<B>>>> {
     session::reducer()?.downcast().ok()
 }
 
 /// Returns the reducer and the parameter index of a mark of the current model, if the model is on
 /// backend `B`; `None` for a mark of another model.
-pub(crate) fn reducer_of<B: Backend>(
+pub(crate) fn reducer_of<B: SumOps>(
     mark: DistributedParamId,
 ) -> Option<(Rc<RefCell<GradientReducer<B>>>, usize)> {
     let (reducer, index) = session::reducer_of(mark)?;
@@ -162,7 +163,7 @@ pub(crate) fn reducer_of<B: Backend>(
 
 /// Returns the reducer of the current model and the index of a trainable parameter; `None` for a
 /// parameter of another model.
-pub(crate) fn reducer_with<B: Backend>(
+pub(crate) fn reducer_with<B: SumOps>(
     parameter: &Arc<Parameter<B>>,
 ) -> Option<(Rc<RefCell<GradientReducer<B>>>, usize)> {
     let (reducer, index) = (reducer::<B>()?, parameter.index());
@@ -184,7 +185,7 @@ const WRITES_BEHIND: usize = 32 << 20;
 
 /// The settings of a [`GradientReducer`].
 #[derive(Debug)]
-pub(crate) struct ReducerPolicy<B: Backend> {
+pub(crate) struct ReducerPolicy<B: SumOps> {
     /// The sizes of buckets, and when they are reduced.
     pub(crate) plan: GradientPlan,
     /// How the gradients of the ranks are combined.
@@ -197,7 +198,7 @@ pub(crate) struct ReducerPolicy<B: Backend> {
     pub(crate) checker: GradientChecker<B>,
 }
 
-impl<B: Backend> GradientReducer<B> {
+impl<B: SumOps> GradientReducer<B> {
     /// Creates a reducer for the gradients of `parameters`. The sums are kept in `homes`. Both
     /// lists are indexed by parameter.
     pub(crate) fn new(
@@ -533,7 +534,7 @@ impl<B: Backend> GradientReducer<B> {
 
 /// Adds two gradients of one parameter. A sum with sparse rows stays sparse. A dense operand may be
 /// flat, so the left operand is reshaped to the shape of the right operand.
-fn add<B: Backend>(left: DeviceArray<B>, right: DeviceArray<B>) -> DeviceArray<B> {
+fn add<B: SumOps>(left: DeviceArray<B>, right: DeviceArray<B>) -> DeviceArray<B> {
     match (left, right) {
         (DeviceArray::Dense(a), DeviceArray::Dense(b)) => {
             DeviceArray::Dense(B::float_add(B::float_reshape(a, b.shape()), b))
@@ -549,7 +550,7 @@ fn add<B: Backend>(left: DeviceArray<B>, right: DeviceArray<B>) -> DeviceArray<B
 }
 
 /// Multiplies a gradient by `factor`. A factor of 1 (the usual case) does nothing.
-fn scale<B: Backend>(array: DeviceArray<B>, factor: f64) -> DeviceArray<B> {
+fn scale<B: SumOps>(array: DeviceArray<B>, factor: f64) -> DeviceArray<B> {
     match array {
         array if factor == 1.0 => array,
         DeviceArray::Dense(tensor) => {

@@ -22,6 +22,7 @@ use std::sync::Arc;
 
 use burn_backend::Backend;
 use deepburn_comm::{CollectiveTag, CommError, Host, Pending, ProcessGroup, ReduceOp, Subgroup};
+use deepburn_ops::SumOps;
 
 pub use array::DeviceArray;
 pub(crate) use array::{maximum, own};
@@ -31,7 +32,7 @@ pub use rows::RowGradient;
 
 /// A process group that exchanges device arrays, host numbers and bytes. Implemented for every
 /// engine that supports all three.
-pub trait ZeroGroup<B: Backend>:
+pub trait ZeroGroup<B: SumOps>:
     ProcessGroup<DeviceArray<B>> + ProcessGroup<Host<f64>> + ProcessGroup<Host<u8>>
 {
     /// Returns the group of the ranks `ranks`, which contain this rank. All of them call this
@@ -46,7 +47,7 @@ pub trait ZeroGroup<B: Backend>:
     ) -> Result<Arc<dyn ZeroGroup<B>>, CommError>;
 }
 
-impl<B: Backend, G> ZeroGroup<B> for G
+impl<B: SumOps, G> ZeroGroup<B> for G
 where
     G: ProcessGroup<DeviceArray<B>>
         + ProcessGroup<Host<f64>>
@@ -78,7 +79,7 @@ impl<B: Backend> std::fmt::Debug for Group<B> {
     }
 }
 
-impl<B: Backend> Group<B> {
+impl<B: SumOps> Group<B> {
     /// Wraps the member of a process group.
     pub fn new(member: impl ZeroGroup<B> + 'static) -> Self {
         // The three payloads have the same ranks, so any of them can be asked.

@@ -62,7 +62,7 @@ use crate::offload::{ParkedArray, WriteBehind};
 use crate::session::Leased;
 use deepburn_comm::{CollectiveTag, Partition};
 use deepburn_nvme::SwapError;
-use deepburn_ops::shard_of_whole;
+use deepburn_ops::{SumOps, shard_of_whole};
 use fetch::{Fetch, LiveElements};
 use state::{ParameterState, WholeCopy};
 
@@ -80,7 +80,7 @@ pub(crate) use view::View;
 /// A parameter of a sharded model. The tensors of the module are handles to parameters, and an op
 /// that needs the data reads the parameter.
 #[derive(Debug)]
-pub struct Parameter<B: Backend> {
+pub struct Parameter<B: SumOps> {
     /// The properties that never change.
     description: Description<B>,
     /// The data that this rank holds. The lock is held briefly, never during a collective.
@@ -139,7 +139,7 @@ pub(crate) enum Role {
     Elsewhere,
 }
 
-impl<B: Backend> Parameter<B> {
+impl<B: SumOps> Parameter<B> {
     /// Creates a parameter of which this rank holds all elements.
     pub(crate) fn whole(
         description: Description<B>,
@@ -439,7 +439,7 @@ impl<B: Backend> Parameter<B> {
 }
 
 /// Methods with which the gatherer manages the gathered copy of a sharded parameter.
-impl<B: Backend> Parameter<B> {
+impl<B: SumOps> Parameter<B> {
     /// Returns true if there is a persistent copy.
     pub(crate) fn is_persistent(&self) -> bool {
         matches!(&*self.lock(), ParameterState::Sharded { copy: WholeCopy::Persistent(_), .. })

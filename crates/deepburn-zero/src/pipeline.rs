@@ -27,8 +27,8 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::rc::Rc;
 
-use burn_backend::Backend;
 use deepburn_comm::{CollectiveTag, CommError, MeshAxis, MessageTag, Payload, ProcessGroup};
+use deepburn_ops::SumOps;
 
 use crate::error::ZeroError;
 use crate::group::{DeviceArray, Group, MeshGroups};
@@ -77,14 +77,14 @@ impl PipelineLayout {
 }
 
 /// The pipeline stages of parameters while a module is sharded.
-pub(crate) struct ParameterHomes<'a, B: Backend> {
+pub(crate) struct ParameterHomes<'a, B: SumOps> {
     /// The groups of this rank.
     pub(crate) groups: &'a MeshGroups<B>,
     /// The layout; `None` without a pipeline.
     layout: Option<&'a PipelineLayout>,
 }
 
-impl<'a, B: Backend> ParameterHomes<'a, B> {
+impl<'a, B: SumOps> ParameterHomes<'a, B> {
     /// Returns the homes of `layout` for a rank with these groups.
     pub(crate) fn new(groups: &'a MeshGroups<B>, layout: Option<&'a PipelineLayout>) -> Self {
         Self { groups, layout }
@@ -227,7 +227,7 @@ const MICRO_BATCH: &str = "micro-batch";
 const OTHER: &str = "pass without training";
 
 /// A rank's place in a pipeline, and the place of its program in the passes.
-pub struct Stages<B: Backend> {
+pub struct Stages<B: SumOps> {
     world: Group<B>,
     /// The rank of each stage that has the same data as this rank.
     ranks: Vec<usize>,
@@ -267,16 +267,16 @@ pub enum WeightGradients {
 }
 
 /// Returns the place of the current model in its pipeline; `None` without a pipeline.
-pub(crate) fn stages<B: Backend>() -> Option<Rc<Stages<B>>> {
+pub(crate) fn stages<B: SumOps>() -> Option<Rc<Stages<B>>> {
     session::stages()?.downcast().ok()
 }
 
 /// Returns true if the pass in progress defers the gradients of weights.
-pub(crate) fn defers_weights<B: Backend>() -> bool {
+pub(crate) fn defers_weights<B: SumOps>() -> bool {
     stages::<B>().is_some_and(|it| it.progress.get().weights == WeightGradients::Deferred)
 }
 
-impl<B: Backend> Stages<B> {
+impl<B: SumOps> Stages<B> {
     /// Returns the place of this rank in the mesh.
     pub(crate) fn new(groups: &MeshGroups<B>, device: B::Device) -> Self {
         let (world, mesh) = (groups.world().clone(), groups.mesh());
@@ -418,7 +418,7 @@ impl<B: Backend> Stages<B> {
     }
 }
 
-impl<B: Backend> fmt::Debug for Stages<B> {
+impl<B: SumOps> fmt::Debug for Stages<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "stage {} of {}", self.stage, self.count())
     }

@@ -55,9 +55,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
 
-use burn_backend::Backend;
 use deepburn_comm::CommError;
 use deepburn_config::RecomputePolicy;
+use deepburn_ops::SumOps;
 
 use crate::ledger::Ledger;
 use crate::offload::ActivationStore;
@@ -89,7 +89,7 @@ impl Cost {
 }
 
 /// Records the blocks of one model on the thread of its rank.
-pub(crate) struct BlockRecorder<B: Backend> {
+pub(crate) struct BlockRecorder<B: SumOps> {
     /// The blocks that are recorded and the values that are kept.
     policy: RecomputePolicy,
     /// The store of kept activations; `None` keeps them on the device.
@@ -104,7 +104,7 @@ pub(crate) struct BlockRecorder<B: Backend> {
 
 /// The recording of one training pass.
 #[derive(Default)]
-struct RecordedPass<B: Backend> {
+struct RecordedPass<B: SumOps> {
     /// Forward while ops are recorded; `None` before the first pass and after a step.
     phase: Option<Phase>,
     /// The number of named blocks that have not ended.
@@ -132,7 +132,7 @@ struct RecordedPass<B: Backend> {
 }
 
 /// The current block.
-struct CurrentBlock<B: Backend> {
+struct CurrentBlock<B: SumOps> {
     /// The number of the block in the model; `None` for a named block.
     number: Option<usize>,
     /// The parameter that started the block.
@@ -181,12 +181,12 @@ pub(crate) fn recomputes(policy: RecomputePolicy, block: usize) -> bool {
 
 /// Returns the recorder of the active training forward pass while ops are recorded, if its model is
 /// on backend `B`.
-pub(crate) fn recorder<B: Backend>() -> Option<Rc<BlockRecorder<B>>> {
+pub(crate) fn recorder<B: SumOps>() -> Option<Rc<BlockRecorder<B>>> {
     let recorder: Rc<dyn Any> = session::recorder()?;
     recorder.downcast().ok()
 }
 
-impl<B: Backend> BlockRecorder<B> {
+impl<B: SumOps> BlockRecorder<B> {
     /// Creates a recorder with `policy` for the model with this ledger. `paths` are the module
     /// paths of its parameters, by index. Kept activations are offloaded to `store`, if there is
     /// one.
@@ -355,7 +355,7 @@ impl<B: Backend> BlockRecorder<B> {
     }
 }
 
-impl<B: Backend> AnyRecorder for BlockRecorder<B> {
+impl<B: SumOps> AnyRecorder for BlockRecorder<B> {
     fn is_recording(&self) -> bool {
         let pass = self.pass.borrow();
         pass.phase == Some(Phase::Forward)
@@ -403,7 +403,7 @@ impl<B: Backend> AnyRecorder for BlockRecorder<B> {
     }
 }
 
-impl<B: Backend> RecordedPass<B> {
+impl<B: SumOps> RecordedPass<B> {
     /// Returns the tape of the current block.
     fn tape(&self) -> Option<&Arc<Tape<B>>> {
         self.block.as_ref()?.tape.as_ref()
@@ -426,7 +426,7 @@ impl<B: Backend> RecordedPass<B> {
 }
 
 /// Notes an activation as an operand of an op that is not recorded.
-pub(crate) fn note_read<B: Backend>(recorded: &RecordedTensor<B>) {
+pub(crate) fn note_read<B: SumOps>(recorded: &RecordedTensor<B>) {
     if let Some(recorder) = recorder::<B>() {
         recorder.note_value(recorded);
     }

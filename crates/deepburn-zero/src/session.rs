@@ -35,9 +35,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
+use burn_backend::FloatDType;
 use burn_backend::distributed::DistributedParamId;
-use burn_backend::{Backend, FloatDType};
 use deepburn_comm::CommError;
+use deepburn_ops::SumOps;
 
 use crate::group::Group;
 use crate::ledger::{Category, Lease, Ledger, ModuleOperations, OperationCounter};
@@ -186,7 +187,7 @@ impl Binding {
     /// The stream number is the smallest number that no other model on the thread uses. A model
     /// that is created after another one was dropped therefore draws the same random numbers in
     /// every run.
-    pub(crate) fn new<B: Backend>(
+    pub(crate) fn new<B: SumOps>(
         reducer: Rc<dyn Any>,
         recorder: Rc<dyn AnyRecorder>,
         ledger: Ledger,

@@ -43,7 +43,7 @@ use std::sync::{Arc, Weak};
 use burn_backend::{Backend, DType, FloatDType, Shape, TensorMetadata};
 use deepburn_config::{QuantizationPlan, QuantizedFormat};
 use deepburn_kernels::BlockFormat;
-use deepburn_ops::{OptimizerOps, is_without_data, shared_bytes};
+use deepburn_ops::{OptimizerOps, SumOps, is_without_data, shared_bytes};
 
 use crate::assignment::{Assignment, ModelParameter, UpdateSettings};
 use crate::decorator::{PlacedTensor, Training, Zero, ZeroTensor};
@@ -82,7 +82,7 @@ pub(crate) use tiers::{ShardTiers, StateTiers, gradient_bytes};
 ///
 /// Only one parameter is complete at a time. In a process with several ranks there may be two,
 /// because rank 0 may create the next value while another rank still extracts its shard.
-pub(crate) struct Sharder<'a, B: Backend> {
+pub(crate) struct Sharder<'a, B: SumOps> {
     /// The tensors that stay unchanged in the module.
     buffers: &'a BufferTable<B>,
     /// The groups of this rank, and the parameters that each pipeline stage holds.
@@ -122,7 +122,7 @@ pub(crate) struct Updates<'a> {
 }
 
 /// The tiers and stores of shards and optimizer states, and the gatherer.
-pub(crate) struct ShardHomes<'a, B: Backend> {
+pub(crate) struct ShardHomes<'a, B: SumOps> {
     /// Gathers sharded parameters; `None` if parameters are replicated on every rank.
     pub(crate) gatherer: Option<Weak<Gatherer<B>>>,
     /// The host memory or NVMe file of offloaded shards.
@@ -134,7 +134,7 @@ pub(crate) struct ShardHomes<'a, B: Backend> {
 }
 
 /// The result of sharding besides the module.
-pub(crate) struct ParameterTable<B: Backend> {
+pub(crate) struct ParameterTable<B: SumOps> {
     /// The parameters in module order.
     pub(crate) parameters: Arc<[Arc<Parameter<B>>]>,
     /// The index of each parameter id. All occurrences of a tied parameter have the same id.

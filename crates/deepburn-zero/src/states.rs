@@ -54,7 +54,7 @@ use deepburn_config::{
     Stage, ZeroPlan,
 };
 use deepburn_nvme::IoStatistics;
-use deepburn_ops::{OptimizerOps, view_float};
+use deepburn_ops::{OptimizerOps, SumOps, view_float};
 
 use crate::decorator::Training;
 use crate::error::ZeroError;
@@ -105,7 +105,7 @@ pub struct Policy {
 }
 
 /// The states of a sharded model on one rank. They must stay on the thread that created them.
-pub struct ModelStates<B: Backend> {
+pub struct ModelStates<B: SumOps> {
     /// The groups along the axes of the device mesh.
     groups: MeshGroups<B>,
     /// The place of this rank in the pipeline; `None` without one.
@@ -673,7 +673,7 @@ impl<B: OptimizerOps> ModelStates<B> {
     }
 }
 
-impl<B: Backend> std::fmt::Debug for ModelStates<B> {
+impl<B: SumOps> std::fmt::Debug for ModelStates<B> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ModelStates")
             .field("mesh", &self.groups.mesh())

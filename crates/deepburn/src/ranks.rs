@@ -16,7 +16,7 @@ use deepburn_kernels::{Instructions, InstructionsError};
 use deepburn_learner::BoxError;
 #[cfg(feature = "mpi")]
 use deepburn_mpi::{MpiGroup, Process, Settings};
-use deepburn_ops::StreamOps;
+use deepburn_ops::OptimizerOps;
 use deepburn_zero::Group;
 
 use crate::cores::compute_on_own_thread;
@@ -33,7 +33,7 @@ pub const COLLECTIVE_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 /// # Errors
 /// Returns the first failure with the rank on which it occurred; the other ranks are stopped. If
 /// the launcher started a different number of ranks, returns an error before `run` is called.
-pub fn run_ranks<B: StreamOps, R: Send>(
+pub fn run_ranks<B: OptimizerOps, R: Send>(
     world_size: usize,
     run: impl Fn(Group<B>) -> Result<R, BoxError> + Sync,
 ) -> Result<Vec<R>, RankFailure<BoxError>> {
@@ -215,7 +215,7 @@ impl Ranks {
     /// # Errors
     /// Returns the first failure. Rank processes all return the same failure; only the process
     /// whose rank it names should report it.
-    pub fn run<B: StreamOps, R: Send>(
+    pub fn run<B: OptimizerOps, R: Send>(
         &self,
         world_size: usize,
         timeout: Duration,
@@ -296,6 +296,6 @@ impl Ranks {
 
 /// Runs work of the communication thread in the rank's device queue.
 #[cfg(feature = "mpi")]
-fn in_shared_stream<B: StreamOps>(work: &mut dyn FnMut()) {
+fn in_shared_stream<B: OptimizerOps>(work: &mut dyn FnMut()) {
     B::in_shared_stream(work);
 }

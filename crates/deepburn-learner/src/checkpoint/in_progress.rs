@@ -19,7 +19,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::{self, JoinHandle};
 
-use burn::tensor::backend::Backend;
 use deepburn_checkpoint::{CheckpointError, Layout, RankRecord, RankWriter, Run, Save, SaveTicket};
 use deepburn_ops::OptimizerOps;
 use deepburn_zero::{Group, OwnedArray};
@@ -98,7 +97,7 @@ impl SaveInProgress {
 }
 
 /// The state of a rank at one moment, to be written in the background.
-pub(super) struct Snapshot<B: Backend> {
+pub(super) struct Snapshot<B: OptimizerOps> {
     /// The entries of the checkpoint and their division among ranks.
     pub(super) layout: Arc<Layout>,
     /// The rank whose slices these are.

@@ -7,7 +7,7 @@
 use std::cell::{Cell, RefCell};
 
 use burn_backend::{Backend, DType, ExecutionError, TensorData, read_sync};
-use deepburn_ops::read_float;
+use deepburn_ops::{SumOps, read_float};
 
 use crate::decorator::ZeroTensor;
 
@@ -67,14 +67,14 @@ impl Observer {
 
 /// Notes that a float tensor was asked for its device.
 #[inline]
-pub(crate) fn note_float<B: Backend>(tensor: &ZeroTensor<B>) {
+pub(crate) fn note_float<B: SumOps>(tensor: &ZeroTensor<B>) {
     if IS_OBSERVING.get() {
         observe_float(tensor);
     }
 }
 
 /// Shows a float tensor to the observer.
-fn observe_float<B: Backend>(tensor: &ZeroTensor<B>) {
+fn observe_float<B: SumOps>(tensor: &ZeroTensor<B>) {
     OBSERVER.with_borrow_mut(|observer| match (observer, tensor) {
         (None, _) => {}
         (Some(observer), ZeroTensor::Parameter(view)) => {

@@ -21,6 +21,7 @@
 use std::sync::Arc;
 
 use burn_backend::{Backend, DType, Shape, TensorMetadata};
+use deepburn_ops::SumOps;
 
 use crate::deferred::DeferredTensor;
 use crate::gradient::ReportedGradient;
@@ -35,7 +36,7 @@ use crate::session::{FullTensor, Leased};
 /// Autodiff saves these tensors for the backward pass, so they determine the training memory. A
 /// saved parameter is a handle without data.
 #[derive(Debug, Clone)]
-pub enum ZeroTensor<B: Backend> {
+pub enum ZeroTensor<B: SumOps> {
     /// Ordinary data, completely on this rank.
     Full(FullTensor<B>),
     /// A parameter with recorded views. It holds no data. An op that needs the data reads the
@@ -65,7 +66,7 @@ pub struct ReducedGradient<B: Backend> {
     pub(crate) path: Arc<str>,
 }
 
-impl<B: Backend> ZeroTensor<B> {
+impl<B: SumOps> ZeroTensor<B> {
     /// Wraps the result of an op and counts it in the ledger as an activation.
     pub(crate) fn full(tensor: B::FloatTensorPrimitive) -> Self {
         Self::Full(Leased::new(tensor))
@@ -229,7 +230,7 @@ impl<B: Backend> ZeroTensor<B> {
     }
 }
 
-impl<B: Backend> TensorMetadata for ZeroTensor<B> {
+impl<B: SumOps> TensorMetadata for ZeroTensor<B> {
     fn dtype(&self) -> DType {
         match self {
             Self::Full(full) => full.tensor.dtype(),
@@ -262,7 +263,7 @@ impl<B: Backend> TensorMetadata for ZeroTensor<B> {
 }
 
 /// Converts a tensor to an operand of a recorded op.
-impl<B: Backend> From<ZeroTensor<B>> for Operand<B> {
+impl<B: SumOps> From<ZeroTensor<B>> for Operand<B> {
     fn from(tensor: ZeroTensor<B>) -> Self {
         match tensor {
             ZeroTensor::Parameter(view) => Self::Parameter(view),
@@ -275,7 +276,7 @@ impl<B: Backend> From<ZeroTensor<B>> for Operand<B> {
 
 /// Applies a view to an activation. While ops are recorded, the view is recorded as an op of the
 /// current block. Otherwise it is applied to the data.
-fn view_recorded<B: Backend>(recorded: RecordedTensor<B>, view: View) -> ZeroTensor<B> {
+fn view_recorded<B: SumOps>(recorded: RecordedTensor<B>, view: View) -> ZeroTensor<B> {
     if let Some(recorder) = recorder::<B>() {
         recorder.note_value(&recorded);
         if let Some(mut op) = recorder.begin_op(Cost::Low) {

@@ -14,9 +14,10 @@
 //! in memory, it is also counted as [`Category::Buckets`]. The additions are the same in both
 //! places. Local gradients of `no_sync` passes are never parked.
 
-use burn_backend::{Backend, DType, FloatDType, TensorMetadata};
+use burn_backend::{DType, FloatDType, TensorMetadata};
 use deepburn_comm::CommError;
 use deepburn_nvme::SwapError;
+use deepburn_ops::SumOps;
 
 use super::state::{Accumulated, GradientCheck, GradientState, SumElements, SumHome, Unchecked};
 use super::{GradientReducer, Types};
@@ -26,7 +27,7 @@ use crate::ledger::Category;
 use crate::offload::ParkedTensor;
 use crate::session::Leased;
 
-impl<B: Backend> GradientReducer<B> {
+impl<B: SumOps> GradientReducer<B> {
     /// Takes the flat accumulated gradients by parameter index; `None` for a parameter without a
     /// gradient. A gradient has this rank's shard, or all elements at stages 0 and 1. Parked
     /// elements stay readable until the next backward pass.

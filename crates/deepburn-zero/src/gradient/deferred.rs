@@ -15,8 +15,8 @@
 
 use std::collections::VecDeque;
 
-use burn_backend::Backend;
 use deepburn_comm::CommError;
+use deepburn_ops::SumOps;
 
 use super::GradientReducer;
 use super::state::Collected;
@@ -25,14 +25,14 @@ use crate::group::DeviceArray;
 
 /// A gradient that autodiff has reported.
 #[derive(Debug)]
-pub(crate) enum ReportedGradient<B: Backend> {
+pub(crate) enum ReportedGradient<B: SumOps> {
     /// It is computed.
     Array(DeviceArray<B>),
     /// Its op has not run.
     Deferred(DeferredTensor<B>),
 }
 
-impl<B: Backend> ReportedGradient<B> {
+impl<B: SumOps> ReportedGradient<B> {
     /// Returns the gradient, and computes it if its op has not run.
     pub(super) fn into_array(self) -> DeviceArray<B> {
         match self {
@@ -44,7 +44,7 @@ impl<B: Backend> ReportedGradient<B> {
 
 /// A gradient that waits for its turn.
 #[derive(Debug)]
-enum DeferredGradient<B: Backend> {
+enum DeferredGradient<B: SumOps> {
     /// Its op has not run.
     Op(DeferredTensor<B>),
     /// It is computed. It waits for the gradient of an earlier micro-batch, which is not.
@@ -53,14 +53,14 @@ enum DeferredGradient<B: Backend> {
 
 /// The deferred gradients of a stage.
 #[derive(Debug, Default)]
-pub(super) struct DeferredGradients<B: Backend> {
+pub(super) struct DeferredGradients<B: SumOps> {
     /// The gradients of the pass in progress, with the index of their parameter.
     pass: Vec<(usize, DeferredGradient<B>)>,
     /// The gradients of earlier passes, oldest first. A pass without them has an empty list.
     passes: VecDeque<Vec<(usize, DeferredGradient<B>)>>,
 }
 
-impl<B: Backend> DeferredGradients<B> {
+impl<B: SumOps> DeferredGradients<B> {
     /// Returns true if a gradient of parameter `index` waits.
     fn contains(&self, index: usize) -> bool {
         let mut all = self.passes.iter().chain([&self.pass]).flatten();
@@ -85,7 +85,7 @@ impl<B: Backend> DeferredGradients<B> {
     }
 }
 
-impl<B: Backend> GradientReducer<B> {
+impl<B: SumOps> GradientReducer<B> {
     /// Defers a reported gradient if its op has not run, or if an earlier gradient of its parameter
     /// waits. Returns any other gradient.
     pub(super) fn defer(

@@ -17,15 +17,16 @@
 
 use std::collections::VecDeque;
 
-use burn_backend::{Backend, Shape};
+use burn_backend::Shape;
 use deepburn_comm::{CommError, Pending};
+use deepburn_ops::SumOps;
 
 use super::state::Collected;
 use crate::group::DeviceArray;
 
 /// A gradient of which a part may be late.
 #[derive(Debug)]
-pub(super) struct LateGradient<B: Backend> {
+pub(super) struct LateGradient<B: SumOps> {
     /// The index of the parameter.
     pub(super) index: usize,
     /// What autodiff has reported.
@@ -36,14 +37,14 @@ pub(super) struct LateGradient<B: Backend> {
 
 /// A part of a late gradient.
 #[derive(Debug)]
-pub(super) enum LatePart<B: Backend> {
+pub(super) enum LatePart<B: SumOps> {
     /// This stage has computed it.
     Here(Collected<B>),
     /// An earlier stage sends it.
     Coming(Pending<DeviceArray<B>>),
 }
 
-impl<B: Backend> LatePart<B> {
+impl<B: SumOps> LatePart<B> {
     /// Returns the part, and waits for it if it has not arrived.
     fn wait(self) -> Result<DeviceArray<B>, CommError> {
         match self {
@@ -53,7 +54,7 @@ impl<B: Backend> LatePart<B> {
     }
 }
 
-impl<B: Backend> LateGradient<B> {
+impl<B: SumOps> LateGradient<B> {
     /// Waits for the parts that have not arrived, and returns the sum in the parameter's `shape`.
     ///
     /// # Errors
@@ -73,7 +74,7 @@ impl<B: Backend> LateGradient<B> {
 
 /// The late gradients of a stage.
 #[derive(Debug, Default)]
-pub(super) struct LateGradients<B: Backend> {
+pub(super) struct LateGradients<B: SumOps> {
     /// The rows of lookups in the backward pass in progress, with the index of their table.
     rows: Vec<(usize, LatePart<B>)>,
     /// The late gradients of the pass in progress.
@@ -82,7 +83,7 @@ pub(super) struct LateGradients<B: Backend> {
     passes: VecDeque<Vec<LateGradient<B>>>,
 }
 
-impl<B: Backend> LateGradients<B> {
+impl<B: SumOps> LateGradients<B> {
     /// Adds the rows of a lookup in table `index`, before autodiff reports the gradient of the
     /// table.
     pub(super) fn add_rows(&mut self, index: usize, rows: LatePart<B>) {

@@ -13,6 +13,7 @@
 
 use burn_backend::{Backend, TensorMetadata};
 use deepburn_comm::{CollectiveTag, CommError, Pending};
+use deepburn_ops::SumOps;
 
 use super::state::{Accumulated, SumElements};
 use super::{GradientReducer, fingerprint};
@@ -29,7 +30,7 @@ struct OwnSum<B: Backend> {
     count: usize,
 }
 
-impl<B: Backend> GradientReducer<B> {
+impl<B: SumOps> GradientReducer<B> {
     /// Adds up the accumulated sums of all replicas. Without replicas it does nothing. All ranks
     /// call this together, after every gradient of the step was reduced.
     ///

@@ -19,11 +19,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{Backend, DType, FloatDType, TensorMetadata};
+use burn_backend::{DType, FloatDType, TensorMetadata};
 use deepburn_comm::Partition;
 use deepburn_kernels::GradientStats;
 use deepburn_nvme::SwapError;
-use deepburn_ops::OptimizerOps;
+use deepburn_ops::{OptimizerOps, SumOps};
 
 use crate::group::DeviceArray;
 use crate::ledger::Lease;
@@ -33,7 +33,7 @@ use crate::session::FullTensor;
 
 /// The gradient of one parameter in a step.
 #[derive(Debug)]
-pub(super) enum GradientState<B: Backend> {
+pub(super) enum GradientState<B: SumOps> {
     /// No micro-batch has produced a gradient yet.
     Awaited,
     /// A gradient that was accumulated on this rank alone while synchronization is off. It is in
@@ -50,7 +50,7 @@ pub(super) enum GradientState<B: Backend> {
 /// The reported gradients of one parameter that are not in its sum yet, oldest first. There are
 /// several if one backward pass covers several forward passes.
 #[derive(Debug)]
-pub(super) struct InReduction<B: Backend> {
+pub(super) struct InReduction<B: SumOps> {
     /// The gradients in the bucket, one for each occurrence of the parameter in the bucket's list.
     in_bucket: VecDeque<Collected<B>>,
     /// The sent gradients, which are kept because other ranks may still read them.
@@ -59,12 +59,12 @@ pub(super) struct InReduction<B: Backend> {
 
 /// A full gradient of this rank, with its ledger entry.
 #[derive(Debug)]
-pub(super) struct Collected<B: Backend> {
+pub(super) struct Collected<B: SumOps> {
     pub(super) array: DeviceArray<B>,
     pub(super) _lease: Lease,
 }
 
-impl<B: Backend> GradientState<B> {
+impl<B: SumOps> GradientState<B> {
     /// Returns the state with only the sum.
     fn settled(sum: Option<Accumulated<B>>) -> Self {
         sum.map_or(Self::Awaited, Self::Accumulated)
@@ -186,7 +186,7 @@ pub(crate) enum SumHome {
 /// represents the same values. Widening it would take memory and time, and the optimizer reads
 /// either type.
 #[derive(Debug)]
-pub(crate) struct Accumulated<B: Backend> {
+pub(crate) struct Accumulated<B: SumOps> {
     pub(crate) elements: SumElements<B>,
     /// The largest magnitude that the sum had before the last addition, of shape `[1]`. It is set
     /// only if the overflow check needs it (see `GradientChecker::can_exceed_f16`).
@@ -197,7 +197,7 @@ pub(crate) struct Accumulated<B: Backend> {
 
 /// The elements of an accumulated gradient.
 #[derive(Debug)]
-pub(crate) enum SumElements<B: Backend> {
+pub(crate) enum SumElements<B: SumOps> {
     /// On the device.
     Device(FullTensor<B>),
     /// In a parked array, until the next sum of this parameter is written.
@@ -210,7 +210,7 @@ pub(crate) enum SumElements<B: Backend> {
     },
 }
 
-impl<B: Backend> Accumulated<B> {
+impl<B: SumOps> Accumulated<B> {
     /// Returns the type of the elements.
     pub(crate) fn dtype(&self) -> DType {
         match &self.elements {
@@ -251,7 +251,7 @@ type StatsKernel<B> = fn(usize, &dyn Fn(usize) -> FloatTensor<B>) -> Vec<Gradien
 /// Checks accumulated gradients. Its kernels are function pointers, because the reducer's backend
 /// is not required to have optimizer kernels.
 #[derive(Debug)]
-pub(crate) struct GradientChecker<B: Backend> {
+pub(crate) struct GradientChecker<B: SumOps> {
     /// The slices that this rank owns.
     share: ShardSpec,
     /// The type in which ops compute.
@@ -263,7 +263,7 @@ pub(crate) struct GradientChecker<B: Backend> {
 }
 
 /// A sum in memory that is to be checked.
-pub(super) struct Unchecked<'a, B: Backend> {
+pub(super) struct Unchecked<'a, B: SumOps> {
     /// The elements of the sum, as it is kept.
     pub(super) elements: &'a FloatTensor<B>,
     /// The peak of the sum ([`Accumulated::peak`]).
@@ -279,7 +279,7 @@ impl<B: OptimizerOps> GradientChecker<B> {
     }
 }
 
-impl<B: Backend> GradientChecker<B> {
+impl<B: SumOps> GradientChecker<B> {
     /// Checks the sums of all parameters; `None` stays `None`. For each sum, `partition` returns
     /// the partition whose owned elements are checked, or `None` if all elements are checked.
     ///

@@ -26,13 +26,12 @@ use std::ops::Range;
 use burn_backend::{Backend, DType, FloatDType, Shape, TensorData, TensorMetadata};
 use deepburn_comm::{Encoded, Form, Payload, Received, ReduceOp, SharedPayload};
 use deepburn_ops::{
-    RowBlock, add_rows_on_host, float_bytes, float_from_host, int_from_host, int_into_host,
-    is_without_data, join_shards, read_float,
+    RowBlock, SumOps, float_bytes, float_from_host, int_from_host, int_into_host, is_without_data,
+    join_shards, read_float,
 };
 
 use crate::group::RowGradient;
 use crate::group::flat::{flat_range, flattened, in_type, narrow, pad};
-use crate::group::rows::AddRows;
 use host_sum::HostSum;
 
 /// A device tensor that ranks exchange in collectives.
@@ -47,7 +46,11 @@ use host_sum::HostSum;
 /// - A reduction over a single rank returns a view of its input.
 /// - A broadcast to a rank on the root's device returns the root's tensor.
 #[derive(Debug, Clone)]
-pub enum DeviceArray<B: Backend> {
+pub enum DeviceArray<B: Backend>
+where
+    B: SumOps,
+    B: SumOps,
+{
     /// An ordinary tensor of any shape, read in its flat order.
     Dense(B::FloatTensorPrimitive),
     /// The gradient of an embedding, as rows. Only the part that a rank owns becomes dense, when
@@ -55,7 +58,7 @@ pub enum DeviceArray<B: Backend> {
     SparseRows(RowGradient<B>),
 }
 
-impl<B: Backend> DeviceArray<B> {
+impl<B: SumOps> DeviceArray<B> {
     pub(crate) fn device(&self) -> B::Device {
         match self {
             Self::Dense(tensor) => B::float_device(tensor),
@@ -107,7 +110,7 @@ impl<B: Backend> DeviceArray<B> {
 
 /// Sizes are in dense elements: sparse rows count all elements of their table, or all elements of a
 /// part of the table.
-impl<B: Backend> Payload for DeviceArray<B> {
+impl<B: SumOps> Payload for DeviceArray<B> {
     fn numel(&self) -> usize {
         match self {
             Self::Dense(tensor) => tensor.shape().num_elements(),
@@ -159,10 +162,7 @@ impl<B: Backend> Payload for DeviceArray<B> {
         let dtype = DType::from(self.element_type());
         if form == Form::SparseRows {
             let rows = RowGradient::decode(received.bytes(), numel, dtype, &self.device())?;
-            return Ok(Self::SparseRows(match self {
-                Self::SparseRows(own) => rows.with_kernel_of(own),
-                Self::Dense(_) => rows,
-            }));
+            return Ok(Self::SparseRows(rows));
         }
         let found = received.bytes().len();
         // The bytes come from another process, so they are checked before they become a tensor.
@@ -225,7 +225,7 @@ impl<B: Backend> Payload for DeviceArray<B> {
 }
 
 /// Rank threads read the arrays of other ranks in place.
-impl<B: Backend> SharedPayload for DeviceArray<B> {
+impl<B: SumOps> SharedPayload for DeviceArray<B> {
     fn shares_home(&self, other: &Self) -> bool {
         self.device() == other.device()
     }
@@ -357,10 +357,8 @@ fn reduced<B: Backend>(
 /// Adds the rows of every gradient, in rank order, to the sum of the dense parts, in f32. Without a
 /// dense sum the rows are added to zeros. Returns a flat tensor of `numel` elements.
 ///
-/// The kernel of the backend adds the rows where the sum is. A rank that looked up no row does not
-/// know it, if the rows of all others were decoded. They are then added in host memory, with the
-/// same result.
-fn with_rows<B: Backend>(
+/// The kernel of the backend adds the rows where the sum is.
+fn with_rows<B: SumOps>(
     gradients: &[RowGradient<B>],
     dense: Option<B::FloatTensorPrimitive>,
     numel: usize,
@@ -368,8 +366,6 @@ fn with_rows<B: Backend>(
 ) -> B::FloatTensorPrimitive {
     let zeros = || B::float_zeros(Shape::from(vec![numel]), device, FloatDType::F32);
     let sum = dense.map_or_else(zeros, flattened::<B>);
-    let on_host: AddRows<B> = |sum, start, blocks| add_rows_on_host::<B>(sum, start, &blocks);
-    let add = gradients.iter().find_map(RowGradient::kernel).unwrap_or(on_host);
     // All parts are the same range of the table.
     let alike = gradients.chunk_by(|left, right| left.range().start == right.range().start);
     alike.fold(sum, |sum, gradients| {
@@ -377,7 +373,7 @@ fn with_rows<B: Backend>(
         let blocks: Vec<_> = blocks.map(|block| block_on::<B>(block, device)).collect();
         match blocks.is_empty() {
             true => sum,
-            false => add(sum, gradients[0].range().start, blocks),
+            false => B::add_rows(sum, gradients[0].range().start, blocks),
         }
     })
 }
@@ -394,7 +390,7 @@ fn block_on<B: Backend>(block: &RowBlock<B>, device: &B::Device) -> RowBlock<B> 
 
 /// Copies a view into a new allocation, so that it does not keep the complete array alive. Used for
 /// a shard of an all-reduced gradient.
-pub(crate) fn own<B: Backend>(array: DeviceArray<B>) -> DeviceArray<B> {
+pub(crate) fn own<B: SumOps>(array: DeviceArray<B>) -> DeviceArray<B> {
     let device = array.device();
     let data = read_float::<B>(array.into_flat());
     DeviceArray::Dense(B::float_from_data(data, &device))

@@ -11,14 +11,14 @@
 //! secondary consecutive ranks of the shard group (hpZ)   gathers while parameters do not change
 //! ```
 
-use burn_backend::Backend;
 use deepburn_comm::{CommError, Mesh, MeshAxis};
+use deepburn_ops::SumOps;
 
 use crate::group::Group;
 
 /// The groups of one rank. Clones refer to the same members.
 #[derive(Debug, Clone)]
-pub(crate) struct MeshGroups<B: Backend> {
+pub(crate) struct MeshGroups<B: SumOps> {
     mesh: Mesh,
     world: Group<B>,
     data: Group<B>,
@@ -26,7 +26,7 @@ pub(crate) struct MeshGroups<B: Backend> {
     replicas: Option<Group<B>>,
 }
 
-impl<B: Backend> MeshGroups<B> {
+impl<B: SumOps> MeshGroups<B> {
     /// Creates the groups of a rank of `mesh`. Axes of size 1 create no subgroup. All ranks call
     /// this together.
     ///

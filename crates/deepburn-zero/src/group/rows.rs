@@ -21,14 +21,10 @@
 
 use std::ops::Range;
 
-use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, FloatDType, Shape, TensorData, TensorMetadata};
 use deepburn_ops::{RowBlock, SumOps, float_from_host, int_from_host, int_into_host, read_float};
 
 use crate::group::flat::{flat_range, flattened, in_type};
-
-/// Adds blocks of rows to a dense part, as [`SumOps::add_rows`] describes it.
-pub(crate) type AddRows<B> = fn(FloatTensor<B>, usize, Vec<RowBlock<B>>) -> FloatTensor<B>;
 
 /// A gradient of shape `[rows, row length]`: an optional dense part plus blocks of rows.
 ///
@@ -52,9 +48,6 @@ pub struct RowGradient<B: Backend> {
     dense: Option<B::FloatTensorPrimitive>,
     /// The rows to add, in the order of their lookups.
     blocks: Vec<RowBlock<B>>,
-    /// The kernel that adds the rows. A function pointer, because the payload of a collective is
-    /// not required to have it. `None` if the gradient was decoded where no rows were looked up.
-    kernel: Option<AddRows<B>>,
 }
 
 impl<B: SumOps> RowGradient<B> {
@@ -80,26 +73,13 @@ impl<B: SumOps> RowGradient<B> {
             device,
             dense: None,
             blocks: vec![block],
-            kernel: Some(B::add_rows),
         }
     }
 
     /// Returns the gradient of a table in which nothing was looked up.
     pub(crate) fn empty(shape: Shape, dtype: DType, device: B::Device) -> Self {
-        let (range, kernel) = (0..shape.num_elements(), Some(B::add_rows as AddRows<B>));
-        Self { shape, range, dtype, device, dense: None, blocks: Vec::new(), kernel }
-    }
-}
-
-impl<B: Backend> RowGradient<B> {
-    /// Returns the kernel that adds the rows, if it is known.
-    pub(crate) fn kernel(&self) -> Option<AddRows<B>> {
-        self.kernel
-    }
-
-    /// Returns the gradient with the kernel of another one, for a gradient that was decoded.
-    pub(crate) fn with_kernel_of(self, other: &Self) -> Self {
-        Self { kernel: other.kernel, ..self }
+        let range = 0..shape.num_elements();
+        Self { shape, range, dtype, device, dense: None, blocks: Vec::new() }
     }
 
     pub(crate) fn shape(&self) -> &Shape {
@@ -155,7 +135,6 @@ impl<B: Backend> RowGradient<B> {
     /// Adds another gradient of the same table. Blocks are appended, not merged.
     pub(crate) fn add_rows(mut self, other: Self) -> Self {
         self.blocks.extend(other.blocks);
-        self.kernel = self.kernel.or(other.kernel);
         match other.dense {
             Some(dense) => self.add_dense(dense),
             None => self,
@@ -280,7 +259,6 @@ impl<B: Backend> RowGradient<B> {
             device: device.clone(),
             dense: (dense_len > 0).then(|| tensor(dense, vec![dense_len])),
             blocks: if rows > 0 { vec![block(indices)] } else { Vec::new() },
-            kernel: None,
             range,
         })
     }

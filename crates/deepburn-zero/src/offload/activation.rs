@@ -23,11 +23,11 @@
 
 use std::sync::{Arc, Mutex, Weak};
 
-use burn_backend::{Backend, DType, Shape, TensorMetadata};
+use burn_backend::{DType, Shape, TensorMetadata};
 use deepburn_comm::CommError;
 use deepburn_config::ActivationOffload;
 use deepburn_nvme::{SwapError, SwapFile};
-use deepburn_ops::{float_bytes, is_without_data};
+use deepburn_ops::{SumOps, float_bytes, is_without_data};
 
 use super::{
     ChunkLayout, ParkedArray, ParkedRead, ParkedTensor, Store, WriteBehind, io_policy, lock,
@@ -37,7 +37,7 @@ use crate::ledger::{Category, Lease, Ledger, Tier};
 use crate::session::{FullTensor, Leased};
 
 /// Parks the activations of one model on one rank.
-pub(crate) struct ActivationStore<B: Backend> {
+pub(crate) struct ActivationStore<B: SumOps> {
     store: Store,
     /// The smallest size in bytes of an activation that is parked.
     threshold: usize,
@@ -55,7 +55,7 @@ pub(crate) struct ActivationStore<B: Backend> {
 }
 
 /// The groups that one training pass has parked.
-struct ParkedPass<B: Backend> {
+struct ParkedPass<B: SumOps> {
     /// The number of the pass, counted from 0.
     number: u64,
     /// The groups in the order of forward. A prefetched group is empty. References are weak, so
@@ -68,7 +68,7 @@ struct ParkedPass<B: Backend> {
 }
 
 /// An activation that is parked or being transferred.
-pub(crate) struct ParkedActivation<B: Backend> {
+pub(crate) struct ParkedActivation<B: SumOps> {
     store: Arc<ActivationStore<B>>,
     /// The number of its pass and of its group in the pass.
     pass: u64,
@@ -81,7 +81,7 @@ pub(crate) struct ParkedActivation<B: Backend> {
 }
 
 /// The location of a parked activation's data.
-enum Transit<B: Backend> {
+enum Transit<B: SumOps> {
     /// In host memory or in the file.
     Parked(Arc<ParkedArray>),
     /// Being read from the file into the memory of the tensor. The array keeps the region of the
@@ -93,13 +93,13 @@ enum Transit<B: Backend> {
     Fetched,
 }
 
-impl<B: Backend> ParkedPass<B> {
+impl<B: SumOps> ParkedPass<B> {
     fn new(number: u64) -> Self {
         Self { number, groups: Vec::new(), group_bytes: 0, is_backward: false }
     }
 }
 
-impl<B: Backend> ActivationStore<B> {
+impl<B: SumOps> ActivationStore<B> {
     /// Creates the store that `offload` selects; `None` if activations stay on the device. Tensors
     /// for which `is_contiguous` returns false always stay on the device.
     ///
@@ -261,7 +261,7 @@ impl<B: Backend> ActivationStore<B> {
     }
 }
 
-impl<B: Backend> ParkedActivation<B> {
+impl<B: SumOps> ParkedActivation<B> {
     /// Copies the data to its device, returns it and releases the array. In backward, this first
     /// starts to prefetch the preceding group, so that its reads overlap with the wait.
     ///

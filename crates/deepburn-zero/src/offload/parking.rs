@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use burn_backend::{Backend, DType};
+use burn_backend::DType;
 use deepburn_config::{NvmePlan, OptimizerOffload, ParameterOffload, ZeroPlan};
 use deepburn_nvme::{SwapError, SwapFile};
-use deepburn_ops::is_without_data;
+use deepburn_ops::{SumOps, is_without_data};
 
 use crate::error::ZeroError;
 use crate::ledger::{Category, Ledger, Tier};
@@ -31,7 +31,7 @@ impl Parking {
     ///
     /// # Errors
     /// Returns an error if the folder cannot be used or has too little space.
-    pub(crate) fn new<B: Backend>(
+    pub(crate) fn new<B: SumOps>(
         zero: &ZeroPlan,
         gradient_bytes: usize,
         bytes: u64,

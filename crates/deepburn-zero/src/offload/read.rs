@@ -6,9 +6,9 @@
 //! pool when the tensor is dropped. At the end of a pass, the pool returns idle buffers to the
 //! system.
 
-use burn_backend::{AllocationProperty, Backend, Bytes, DType, Shape, TensorData};
+use burn_backend::{AllocationProperty, Bytes, DType, Shape, TensorData};
 use deepburn_nvme::{AlignedBuffer, PendingIo, SwapError};
-use deepburn_ops::float_from_host;
+use deepburn_ops::{SumOps, float_from_host};
 
 use super::{ChunkLayout, ParkedArray, ParkedData, copied, lock};
 
@@ -69,7 +69,7 @@ impl ParkedTensor<'_> {
     ///
     /// # Errors
     /// Returns an error if the disk fails or a buffer cannot be allocated.
-    pub(crate) fn read<B: Backend>(
+    pub(crate) fn read<B: SumOps>(
         self,
         device: &B::Device,
     ) -> Result<B::FloatTensorPrimitive, SwapError> {
@@ -83,7 +83,7 @@ impl ParkedRead {
     ///
     /// # Errors
     /// Returns an error if the disk fails.
-    pub(crate) fn wait<B: Backend>(
+    pub(crate) fn wait<B: SumOps>(
         self,
         device: &B::Device,
     ) -> Result<B::FloatTensorPrimitive, SwapError> {

@@ -14,8 +14,8 @@
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use burn_backend::Backend;
 use deepburn_comm::{CollectiveTag, CommError, Pending};
+use deepburn_ops::SumOps;
 
 use crate::group::DeviceArray;
 use crate::ledger::Lease;
@@ -23,7 +23,7 @@ use crate::parameter::{FetchSource, ShardRead};
 
 /// A pending gather. Each of its parameters refers to the fetch until the fetch is complete.
 #[derive(Debug)]
-pub(crate) struct Fetch<B: Backend> {
+pub(crate) struct Fetch<B: SumOps> {
     /// The sequence number of the fetch.
     pub(crate) number: usize,
     /// The indices of the parameters, in the order of the exchanged arrays.
@@ -38,7 +38,7 @@ pub(crate) struct Fetch<B: Backend> {
 
 /// The progress of a fetch.
 #[derive(Debug)]
-pub(crate) enum FetchProgress<B: Backend> {
+pub(crate) enum FetchProgress<B: SumOps> {
     /// Offloaded shards are being read. Their all-gather starts when the parameters are needed, so
     /// that all ranks start it at the same position, regardless of the speed of their disks. Holds
     /// a buffer for each shard.
@@ -79,7 +79,7 @@ impl Drop for LiveElements {
     }
 }
 
-impl<B: Backend> Fetch<B> {
+impl<B: SumOps> Fetch<B> {
     /// Creates a fetch of the parameters `indices` from these shards. `live` counts their elements.
     pub(crate) fn new(
         number: usize,

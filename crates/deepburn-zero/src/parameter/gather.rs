@@ -45,10 +45,10 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, ThreadId};
 
-use burn_backend::Backend;
 use deepburn_comm::CommError;
 use deepburn_config::GatherPlan;
 use deepburn_nvme::SwapError;
+use deepburn_ops::SumOps;
 
 use crate::group::Group;
 use crate::ledger::Ledger;
@@ -62,7 +62,7 @@ pub(crate) use secondary::{FetchSource, Secondary};
 /// Gathers complete parameters for the ops of one rank. Parameters hold a weak reference to the
 /// gatherer, so a module that outlives its engine holds no gathered copies.
 #[derive(Debug)]
-pub(crate) struct Gatherer<B: Backend> {
+pub(crate) struct Gatherer<B: SumOps> {
     /// The shard group.
     group: Group<B>,
     /// The secondary shards; `None` without hpZ.
@@ -107,7 +107,7 @@ fn is_training(trace: usize) -> bool {
     trace == Pass::Train as usize || trace == SEPARATE_BACKWARD
 }
 
-impl<B: Backend> Gatherer<B> {
+impl<B: SumOps> Gatherer<B> {
     /// Creates a gatherer without parameters, on the rank's thread.
     pub(crate) fn new(
         group: Group<B>,
@@ -375,7 +375,7 @@ impl<B: Backend> Gatherer<B> {
     }
 }
 
-impl<B: Backend> Gather<B> for Gatherer<B> {
+impl<B: SumOps> Gather<B> for Gatherer<B> {
     fn gather(&self, index: usize) -> B::FloatTensorPrimitive {
         assert!(
             thread::current().id() == self.thread,
@@ -393,7 +393,7 @@ impl<B: Backend> Gather<B> for Gatherer<B> {
     }
 }
 
-impl<B: Backend> Drop for Gatherer<B> {
+impl<B: SumOps> Drop for Gatherer<B> {
     /// Releases all gathered copies, because a module may outlive its engine. Does not wait for
     /// pending gathers, because other ranks may have failed.
     fn drop(&mut self) {

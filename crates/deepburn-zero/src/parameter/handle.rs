@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use burn_backend::{Backend, DType, Shape, TensorMetadata};
+use burn_backend::{DType, Shape, TensorMetadata};
+use deepburn_ops::SumOps;
 
 use super::Parameter;
 use crate::parameter::{Storage, View, WeightOperand};
@@ -14,7 +15,7 @@ use crate::session;
 /// together with the shape and type of their result, and applied when an op reads the data.
 /// Autodiff can save such a handle for backward without holding any data.
 #[derive(Debug, Clone)]
-pub struct ParameterView<B: Backend> {
+pub struct ParameterView<B: SumOps> {
     /// The parameter, of this model or of another one on the thread.
     pub(crate) parameter: Arc<Parameter<B>>,
     /// The views in the order in which they are applied to the whole parameter.
@@ -25,7 +26,7 @@ pub struct ParameterView<B: Backend> {
     dtype: DType,
 }
 
-impl<B: Backend> ParameterView<B> {
+impl<B: SumOps> ParameterView<B> {
     /// Returns a handle without views.
     pub(crate) fn new(parameter: Arc<Parameter<B>>) -> Self {
         let (shape, dtype) = (parameter.shape().clone(), parameter.dtype());
@@ -105,7 +106,7 @@ impl<B: Backend> ParameterView<B> {
     }
 }
 
-impl<B: Backend> TensorMetadata for ParameterView<B> {
+impl<B: SumOps> TensorMetadata for ParameterView<B> {
     fn dtype(&self) -> DType {
         self.dtype
     }

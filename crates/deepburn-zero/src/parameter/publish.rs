@@ -13,15 +13,15 @@
 
 use std::sync::Arc;
 
-use burn_backend::Backend;
 use deepburn_comm::{CollectiveTag, CommError};
 use deepburn_config::Stage;
+use deepburn_ops::SumOps;
 
 use crate::group::{DeviceArray, Group};
 use crate::parameter::Parameter;
 
 /// All-gathers updated shards into whole parameters, many in one message.
-pub(crate) struct Publisher<'a, B: Backend> {
+pub(crate) struct Publisher<'a, B: SumOps> {
     /// The ranks of the shard group.
     group: &'a Group<B>,
     /// The largest number of elements in a bucket, counted in whole parameters.
@@ -30,7 +30,7 @@ pub(crate) struct Publisher<'a, B: Backend> {
     bucket: Vec<(Arc<Parameter<B>>, B::FloatTensorPrimitive)>,
 }
 
-impl<'a, B: Backend> Publisher<'a, B> {
+impl<'a, B: SumOps> Publisher<'a, B> {
     /// Creates a publisher for the shard group, with an empty bucket.
     pub(crate) fn new(group: &'a Group<B>, bucket_size: usize) -> Self {
         Self { group, bucket_size, bucket: Vec::new() }

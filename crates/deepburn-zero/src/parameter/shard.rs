@@ -2,22 +2,23 @@
 
 use std::sync::Arc;
 
-use burn_backend::{Backend, DType};
+use burn_backend::DType;
 use deepburn_nvme::SwapError;
+use deepburn_ops::SumOps;
 
 use crate::offload::{ParkedArray, ParkedRead, ParkedTensor};
 use crate::session::FullTensor;
 
 /// This rank's flat shard of a parameter on its tier.
 #[derive(Debug, Clone)]
-pub(crate) enum Shard<B: Backend> {
+pub(crate) enum Shard<B: SumOps> {
     /// On the device.
     Device(FullTensor<B>),
     /// Offloaded to host memory or NVMe, in the parameter's type.
     Parked(Arc<ParkedArray>),
 }
 
-impl<B: Backend> Shard<B> {
+impl<B: SumOps> Shard<B> {
     /// Starts to copy the shard, with elements of type `dtype`, to the device.
     ///
     /// # Errors
@@ -42,14 +43,14 @@ impl<B: Backend> Shard<B> {
 
 /// A shard that is being copied to the device.
 #[derive(Debug)]
-pub(crate) enum ShardRead<B: Backend> {
+pub(crate) enum ShardRead<B: SumOps> {
     /// The shard was already on the device.
     Device(B::FloatTensorPrimitive),
     /// The shard is being read from host memory or NVMe.
     Parked(ParkedRead),
 }
 
-impl<B: Backend> ShardRead<B> {
+impl<B: SumOps> ShardRead<B> {
     /// Waits for the read and returns the shard on `device`.
     ///
     /// # Errors

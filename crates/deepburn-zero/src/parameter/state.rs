@@ -5,15 +5,14 @@
 
 use std::sync::Arc;
 
-use burn_backend::Backend;
-
 use crate::parameter::Shard;
 use crate::parameter::fetch::{Fetch, LiveElements};
 use crate::session::FullTensor;
+use deepburn_ops::SumOps;
 
 /// The parts of a parameter that this rank holds.
 #[derive(Debug)]
-pub(super) enum ParameterState<B: Backend> {
+pub(super) enum ParameterState<B: SumOps> {
     /// All elements, in the parameter's shape.
     Whole(FullTensor<B>),
     /// This rank's flat shard, the state of the gathered copy, and the secondary shard of the same
@@ -25,7 +24,7 @@ pub(super) enum ParameterState<B: Backend> {
     Elsewhere,
 }
 
-impl<B: Backend> ParameterState<B> {
+impl<B: SumOps> ParameterState<B> {
     /// Returns the state of a shard with new values, without any copy of earlier ones.
     pub(super) fn of_shard(shard: Shard<B>) -> Self {
         Self::Sharded { shard, copy: WholeCopy::Absent, secondary: None }
@@ -34,7 +33,7 @@ impl<B: Backend> ParameterState<B> {
 
 /// The gathered copy of a sharded parameter.
 #[derive(Debug)]
-pub(super) enum WholeCopy<B: Backend> {
+pub(super) enum WholeCopy<B: SumOps> {
     /// There is no copy, or it is outdated.
     Absent,
     /// The parameter is being gathered together with other parameters. The state keeps the fetch

@@ -34,7 +34,8 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use burn_backend::{Backend, DType, Shape, TensorMetadata};
+use burn_backend::{DType, Shape, TensorMetadata};
+use deepburn_ops::SumOps;
 
 use crate::group::RowGradient;
 use crate::offload::{ActivationStore, ParkedActivation};
@@ -43,7 +44,7 @@ use crate::session::{FullTensor, Leased};
 
 /// The recorded ops of one block. Handles keep the tape alive, and ops of other blocks refer to it
 /// through handles.
-pub(crate) struct Tape<B: Backend> {
+pub(crate) struct Tape<B: SumOps> {
     /// The position among the tapes of the pass.
     number: usize,
     /// The numbers of the values that later blocks are expected to read, because they did so in the
@@ -53,7 +54,7 @@ pub(crate) struct Tape<B: Backend> {
 }
 
 /// The part of a tape that changes.
-struct TapeState<B: Backend> {
+struct TapeState<B: SumOps> {
     /// The number of recomputations in progress, including other threads. Data that they may read
     /// is not dropped until they have finished.
     replays: usize,
@@ -64,7 +65,7 @@ struct TapeState<B: Backend> {
 }
 
 /// An op that can run again.
-struct RecordedOp<B: Backend> {
+struct RecordedOp<B: SumOps> {
     /// The values of the tape that the op reads, one entry for each read.
     inputs: Vec<usize>,
     /// The number of its first result.
@@ -79,7 +80,7 @@ struct RecordedOp<B: Backend> {
 type Run<B> = Arc<dyn Fn(&mut OperandReader<'_, B>) -> Vec<FullTensor<B>> + Send + Sync>;
 
 /// A result of an op of the tape.
-struct TapeValue<B: Backend> {
+struct TapeValue<B: SumOps> {
     /// The location of its data.
     data: ValueData<B>,
     /// Whether there is a [`RecordedTensor`] for the value.
@@ -89,7 +90,7 @@ struct TapeValue<B: Backend> {
 }
 
 /// The location of a value's data.
-enum ValueData<B: Backend> {
+enum ValueData<B: SumOps> {
     /// The data was dropped and is recomputed when it is needed.
     Freed,
     /// On the device.
@@ -98,7 +99,7 @@ enum ValueData<B: Backend> {
     Parked(Arc<ParkedActivation<B>>),
 }
 
-impl<B: Backend> ValueData<B> {
+impl<B: SumOps> ValueData<B> {
     fn is_freed(&self) -> bool {
         matches!(self, Self::Freed)
     }
@@ -149,7 +150,7 @@ pub(crate) enum Keep {
 /// An activation on a tape: a handle to a value, and metadata that is available without the data.
 /// Clones share the handle.
 #[derive(Debug, Clone)]
-pub struct RecordedTensor<B: Backend> {
+pub struct RecordedTensor<B: SumOps> {
     handle: Arc<Handle<B>>,
     shape: Shape,
     dtype: DType,
@@ -158,12 +159,12 @@ pub struct RecordedTensor<B: Backend> {
 
 /// A reference to a value from outside of the tape. Dropping it drops the data of the value, unless
 /// the data is still needed.
-struct Handle<B: Backend> {
+struct Handle<B: SumOps> {
     tape: Arc<Tape<B>>,
     value: usize,
 }
 
-impl<B: Backend> Drop for Handle<B> {
+impl<B: SumOps> Drop for Handle<B> {
     fn drop(&mut self) {
         let mut state = self.tape.lock();
         let replays = state.replays;
@@ -179,14 +180,14 @@ impl<B: Backend> Drop for Handle<B> {
     }
 }
 
-impl<B: Backend> fmt::Debug for Handle<B> {
+impl<B: SumOps> fmt::Debug for Handle<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Handle").field("value", &self.value).finish_non_exhaustive()
     }
 }
 
 /// An operand of a recorded op.
-pub(crate) enum Operand<B: Backend> {
+pub(crate) enum Operand<B: SumOps> {
     /// A value of the op's tape.
     Own(usize),
     /// A value of another tape.
@@ -200,7 +201,7 @@ pub(crate) enum Operand<B: Backend> {
 }
 
 /// Reads the operands of a recorded op.
-pub(crate) struct OperandReader<'a, B: Backend> {
+pub(crate) struct OperandReader<'a, B: SumOps> {
     /// The tape of the op.
     tape: &'a Tape<B>,
     /// Determines which operands can be taken instead of shared.
@@ -216,7 +217,7 @@ enum Reads<'a> {
     Again { uses: &'a mut [usize], stays: &'a [bool] },
 }
 
-impl<B: Backend> OperandReader<'_, B> {
+impl<B: SumOps> OperandReader<'_, B> {
     /// Returns the data of an operand. Each operand is read once.
     ///
     /// The last read of a value takes its data, so that the op can change the data in place. A
@@ -258,7 +259,7 @@ impl<B: Backend> OperandReader<'_, B> {
     }
 }
 
-impl<B: Backend> OperandReader<'_, B> {
+impl<B: SumOps> OperandReader<'_, B> {
     /// Returns the data of an operand as [`read`](Self::read) does, for an op that can use the
     /// blocks of a quantized parameter.
     ///
@@ -274,7 +275,7 @@ impl<B: Backend> OperandReader<'_, B> {
 }
 
 /// An op that is about to run for the first time: its tape and the operands so far.
-pub(crate) struct OpRecord<B: Backend> {
+pub(crate) struct OpRecord<B: SumOps> {
     tape: Arc<Tape<B>>,
     /// The operands that are values of the same tape, in the order of reads.
     inputs: Vec<usize>,
@@ -284,7 +285,7 @@ pub(crate) struct OpRecord<B: Backend> {
     keep: Keep,
 }
 
-impl<B: Backend> OpRecord<B> {
+impl<B: SumOps> OpRecord<B> {
     /// Starts the record of an op of `tape`. `keep` determines how long its results are kept.
     pub(crate) fn new(tape: Arc<Tape<B>>, keep: Keep) -> Self {
         Self { tape, inputs: Vec::new(), handles: Vec::new(), keep }
@@ -338,7 +339,7 @@ impl<B: Backend> OpRecord<B> {
     }
 }
 
-impl<B: Backend> Tape<B> {
+impl<B: SumOps> Tape<B> {
     /// Creates an empty tape.
     pub(crate) fn new(number: usize, expected: BTreeSet<usize>) -> Arc<Self> {
         let state = Mutex::new(TapeState { replays: 0, ops: Vec::new(), values: Vec::new() });
@@ -454,7 +455,7 @@ impl<B: Backend> Tape<B> {
 }
 
 /// A plan for recomputing some values.
-struct Replay<B: Backend> {
+struct Replay<B: SumOps> {
     /// The ops to run in order, each with the number of its first result.
     ops: Vec<(Run<B>, usize)>,
     /// For each value, the number of reads by these ops.
@@ -463,7 +464,7 @@ struct Replay<B: Backend> {
     stays: Vec<bool>,
 }
 
-impl<B: Backend> TapeState<B> {
+impl<B: SumOps> TapeState<B> {
     /// Takes the data of values without a handle. Returns an empty list during a recomputation,
     /// which may need the data. The caller drops the result after the lock is released.
     fn take_unheld(&mut self) -> Vec<ValueData<B>> {
@@ -501,7 +502,7 @@ impl<B: Backend> TapeState<B> {
     }
 }
 
-impl<B: Backend> RecordedTensor<B> {
+impl<B: SumOps> RecordedTensor<B> {
     /// Returns true if this is a value of `tape`.
     pub(crate) fn is_on(&self, tape: &Arc<Tape<B>>) -> bool {
         Arc::ptr_eq(&self.handle.tape, tape)
@@ -572,7 +573,7 @@ impl<B: Backend> RecordedTensor<B> {
     }
 }
 
-impl<B: Backend> TensorMetadata for RecordedTensor<B> {
+impl<B: SumOps> TensorMetadata for RecordedTensor<B> {
     fn dtype(&self) -> DType {
         self.dtype
     }

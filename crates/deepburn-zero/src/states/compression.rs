@@ -32,10 +32,10 @@
 
 use std::ops::Range;
 
-use burn_backend::Backend;
 use bytemuck::{cast_slice, pod_read_unaligned};
 use deepburn_comm::{CollectiveTag, Host, Partition};
 use deepburn_kernels::{LiveSquares, add_error, add_signs, decompress, take_signs};
+use deepburn_ops::SumOps;
 
 use crate::error::ZeroError;
 use crate::group::Group;
@@ -145,7 +145,7 @@ pub(crate) fn error_bytes(numel: u64, ranks: u64) -> u64 {
 
 impl ErrorFeedback {
     /// Returns errors of zero.
-    pub(super) fn zeros<B: Backend>(
+    pub(super) fn zeros<B: SumOps>(
         live: Vec<u8>,
         numel: usize,
         group: &Group<B>,
@@ -170,7 +170,7 @@ impl ErrorFeedback {
 ///
 /// # Errors
 /// Returns an error if a collective fails.
-pub(super) fn compressed_means<B: Backend>(
+pub(super) fn compressed_means<B: SumOps>(
     group: &Group<B>,
     tag: &CollectiveTag,
     ledger: &Ledger,

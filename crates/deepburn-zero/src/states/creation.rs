@@ -5,12 +5,12 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use burn_backend::{Backend, FloatDType};
+use burn_backend::FloatDType;
 use deepburn_comm::{Mesh, MeshError};
 use deepburn_config::{
     ActivationPlan, OptimizerOffload, OptimizerPlan, Precision, PrecisionPlan, Stage, ZeroPlan,
 };
-use deepburn_ops::OptimizerOps;
+use deepburn_ops::{OptimizerOps, SumOps};
 
 use super::{ModelStates, ModuleContents, Policy, StateSettings};
 use crate::assignment::{Assignment, AssignmentError, UpdateSettings};
@@ -111,7 +111,7 @@ impl<B: OptimizerOps> ModelStates<B> {
 /// # Errors
 /// Returns an error if the stages of the layout do not divide the ranks, or if a shard group does
 /// not divide the ranks of a stage.
-fn mesh_of<B: Backend>(world: &Group<B>, policy: &Policy) -> Result<Mesh, MeshError> {
+fn mesh_of<B: SumOps>(world: &Group<B>, policy: &Policy) -> Result<Mesh, MeshError> {
     let stages = policy.pipeline.as_ref().map_or(1, PipelineLayout::stages);
     // Sizes of 0 and sizes that do not divide the ranks are left to `Mesh::new`, which reports
     // them.
@@ -121,7 +121,7 @@ fn mesh_of<B: Backend>(world: &Group<B>, policy: &Policy) -> Result<Mesh, MeshEr
 }
 
 /// Returns the slices of the parameters that this rank keeps.
-fn share_of<B: Backend>(policy: &Policy, groups: &MeshGroups<B>) -> ShardSpec {
+fn share_of<B: SumOps>(policy: &Policy, groups: &MeshGroups<B>) -> ShardSpec {
     let stage = policy.zero.stage;
     // Replicas exchange the sums of owned elements only, so no rank keeps other elements.
     let cuts_gradients =
@@ -165,7 +165,7 @@ fn check_whole_states(policy: &Policy) -> Result<(), ZeroError> {
 }
 
 /// The sharded parameters of a module, with their gatherer, buffers and store.
-struct ShardedParameters<B: Backend> {
+struct ShardedParameters<B: SumOps> {
     gatherer: Arc<Gatherer<B>>,
     table: ParameterTable<B>,
     buffers: BufferTable<B>,
@@ -306,7 +306,7 @@ fn block_recorder<B: OptimizerOps>(
 /// # Errors
 /// Returns an error if a parameter group matches no parameter, or if the optimizer is Muon and no
 /// trained parameter is a matrix.
-fn updated_sizes<B: Backend>(
+fn updated_sizes<B: SumOps>(
     parameters: &[ModuleParameter],
     assignment: Assignment<'_>,
     homes: &ParameterHomes<'_, B>,
@@ -338,7 +338,7 @@ fn updated_sizes<B: Backend>(
 
 /// Returns the parameters of which every rank keeps a complete copy in addition to its shard; none
 /// below stage 3.
-fn persistent_copies<B: Backend>(parameters: &[Arc<Parameter<B>>], zero: &ZeroPlan) -> Vec<usize> {
+fn persistent_copies<B: SumOps>(parameters: &[Arc<Parameter<B>>], zero: &ZeroPlan) -> Vec<usize> {
     if !zero.stage.shards_parameters() {
         return Vec::new();
     }

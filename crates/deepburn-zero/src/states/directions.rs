@@ -23,11 +23,11 @@
 
 use std::sync::Arc;
 
-use burn_backend::{Backend, FloatDType, Shape, TensorData};
+use burn_backend::{FloatDType, Shape, TensorData};
 use deepburn_comm::{CollectiveTag, Partition};
 use deepburn_kernels::{ElementwiseStep, TreeSum};
 use deepburn_ops::{
-    OptimizerOps, Work, float_from_host, float_into_host, is_without_data, report_work,
+    OptimizerOps, SumOps, Work, float_from_host, float_into_host, is_without_data, report_work,
 };
 
 use super::compression::{ErrorFeedback, Momentum, Scales, compressed_means};
@@ -51,7 +51,7 @@ fn compression_work(elements: u64, ranks: u64) -> Work {
 }
 
 /// The exchange of one round, with the parts of the model states that it needs.
-pub(super) struct Exchange<'a, B: Backend> {
+pub(super) struct Exchange<'a, B: SumOps> {
     /// Norms and matrices are exchanged in the shard group, momenta among the data-parallel ranks.
     pub(super) groups: &'a MeshGroups<B>,
     /// The slices of this rank.

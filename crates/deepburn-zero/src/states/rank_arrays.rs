@@ -15,7 +15,7 @@ use std::ops::Range;
 use burn_backend::{Backend, TensorData};
 use bytemuck::{cast_slice, pod_collect_to_vec};
 use deepburn_comm::Partition;
-use deepburn_ops::OptimizerOps;
+use deepburn_ops::{OptimizerOps, SumOps};
 
 use super::ModelStates;
 use super::segments::{Elements, OwnedArray, StateSegment, read_floats};
@@ -54,7 +54,7 @@ impl<B: OptimizerOps> ModelStates<B> {
 
 /// Reads the complete arrays of these ranks and returns their mean. The mean of a single array is
 /// bitwise identical to the array.
-pub(super) fn read_mean<B: Backend, E: From<ZeroError>>(
+pub(super) fn read_mean<B: SumOps, E: From<ZeroError>>(
     parameter: &Parameter<B>,
     ranks: Range<usize>,
     array: impl Fn(usize) -> StateArray,

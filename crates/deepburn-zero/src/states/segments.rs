@@ -24,7 +24,9 @@ use std::sync::Arc;
 
 use burn_backend::{Backend, DType, FloatDType, Shape, TensorData, TensorMetadata};
 use deepburn_config::{OptimizerPlan, Stage};
-use deepburn_ops::{OptimizerOps, float_bytes, float_from_host, float_into_host, read_float};
+use deepburn_ops::{
+    OptimizerOps, SumOps, float_bytes, float_from_host, float_into_host, read_float,
+};
 
 use super::ModelStates;
 use super::state_array::StateArray;
@@ -459,7 +461,7 @@ pub(super) fn host_range(data: &TensorData, range: Range<usize>) -> TensorData {
 }
 
 /// Reads elements `range` of an array in f32. Does not call `read` for an empty range.
-pub(super) fn read_floats<B: Backend, E: From<ZeroError>>(
+pub(super) fn read_floats<B: SumOps, E: From<ZeroError>>(
     parameter: &Parameter<B>,
     array: StateArray,
     range: Range<usize>,

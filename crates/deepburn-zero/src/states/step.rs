@@ -19,10 +19,9 @@
 
 use std::sync::Arc;
 
-use burn_backend::Backend;
 use deepburn_comm::{CollectiveTag, MessageTag, Partition};
 use deepburn_kernels::unscale_and_clip;
-use deepburn_ops::OptimizerOps;
+use deepburn_ops::{OptimizerOps, SumOps};
 
 use super::ModelStates;
 use super::directions::Exchange;
@@ -297,7 +296,7 @@ impl<B: OptimizerOps> ModelStates<B> {
 }
 
 /// Returns the offloaded operands of each trainable parameter's update.
-fn operands<'a, B: Backend>(
+fn operands<'a, B: SumOps>(
     parameters: &'a [Arc<Parameter<B>>],
     gradients: &'a [Option<Accumulated<B>>],
 ) -> impl Iterator<Item = ParkedOperands<'a>> {

@@ -10,13 +10,13 @@
 //! backward.
 
 use burn_backend::tensor::{Device, FloatTensor, IntTensor};
-use burn_backend::{Backend, DType, Shape, TensorMetadata, get_device_settings};
+use burn_backend::{DType, Shape, TensorMetadata, get_device_settings};
 use deepburn_ops::{
     AttentionDropout, AttentionMask, AttentionOps, AttentionOutput, AttentionSaved,
     CrossEntropyOps, GateFunction, GatedGradients, GatedOps, GeluOps, HeadGradients, HeadLoss,
     LayerNormGradients, LayerNormOps, LayerNormOutput, LayerNormSaved, LinearGradients, LinearOps,
     MatmulOps, QuantizedMatrix, RmsNorm, RmsNormGradients, RmsNormOps, RmsNormOutput, RmsNormSaved,
-    RotaryOps, RotatedHeads, SEED_DRAWS, SelfAttention, is_without_data, seed_distribution,
+    RotaryOps, RotatedHeads, SEED_DRAWS, SelfAttention, SumOps, is_without_data, seed_distribution,
     seed_from,
 };
 
@@ -265,7 +265,7 @@ impl<B: MatmulOps + AttentionOps> AttentionOps for Sharded<B> {
 /// Forward has two products, scores and values. Backward has four: the gradients of values,
 /// probabilities, queries and keys. `projected` has a row per position. Masked positions count in
 /// full, as in the convention for model FLOPs; padding beyond a row's length does not.
-fn scores<B: Backend>(projected: &ZeroTensor<B>, attention: &SelfAttention, products: u64) -> u64 {
+fn scores<B: SumOps>(projected: &ZeroTensor<B>, attention: &SelfAttention, products: u64) -> u64 {
     let shape = projected.shape();
     let (rows, width) = (shape.as_slice()[0], attention.output_width(shape.as_slice()[1]));
     let length = rows / attention.batch.max(1);
@@ -279,7 +279,7 @@ fn scores<B: Backend>(projected: &ZeroTensor<B>, attention: &SelfAttention, prod
 
 /// Notes the operands of an op that is not recorded, because its results are small or are
 /// gradients.
-fn note_unrecorded<B: Backend>(operands: &[&ZeroTensor<B>]) {
+fn note_unrecorded<B: SumOps>(operands: &[&ZeroTensor<B>]) {
     if let Some(recorder) = recompute::recorder::<B>() {
         operands.iter().for_each(|operand| operand.note_parameter(&recorder));
         operands.iter().for_each(|operand| operand.note_value(&recorder));

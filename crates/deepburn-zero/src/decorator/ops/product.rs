@@ -1,6 +1,7 @@
 //! Counts the floating-point operations of products in the counter of the active call.
 
-use burn_backend::{Backend, Shape, TensorMetadata};
+use burn_backend::{Shape, TensorMetadata};
+use deepburn_ops::SumOps;
 
 use crate::decorator::ZeroTensor;
 use crate::ledger::OperationCounter;
@@ -8,7 +9,7 @@ use crate::recompute::Cost;
 use crate::session;
 
 /// Counts a product of `operands`. `count` is called only while counting is on.
-pub(crate) fn count<B: Backend>(operands: &[&ZeroTensor<B>], count: impl FnOnce() -> u64) {
+pub(crate) fn count<B: SumOps>(operands: &[&ZeroTensor<B>], count: impl FnOnce() -> u64) {
     session::with_counter(|counter| {
         let parameter = operands.iter().find_map(|operand| match operand {
             ZeroTensor::Parameter(view) => Some(view.parameter.path()),
@@ -23,7 +24,7 @@ pub(crate) fn count<B: Backend>(operands: &[&ZeroTensor<B>], count: impl FnOnce(
 
 /// Counts operations as backward for an op that computes gradients in forward. They are attributed
 /// to the module of `parameter`.
-pub(crate) fn count_backward<B: Backend>(
+pub(crate) fn count_backward<B: SumOps>(
     parameter: &ZeroTensor<B>,
     operations: impl FnOnce() -> u64,
 ) {
@@ -33,13 +34,13 @@ pub(crate) fn count_backward<B: Backend>(
 }
 
 /// Returns how expensive it is to recompute the product of rows `[.., k]` and a matrix.
-pub(crate) fn cost<B: Backend>(rows: &ZeroTensor<B>) -> Cost {
+pub(crate) fn cost<B: SumOps>(rows: &ZeroTensor<B>) -> Cost {
     Cost::of_product(rows.shape().as_slice().last().copied().unwrap_or(1))
 }
 
 /// Returns the operations of `[.., m, k]` times `[.., k, n]`: `2 m k n` for each matrix of the
 /// larger batch.
-pub(crate) fn matmul<B: Backend>(lhs: &ZeroTensor<B>, rhs: &ZeroTensor<B>) -> u64 {
+pub(crate) fn matmul<B: SumOps>(lhs: &ZeroTensor<B>, rhs: &ZeroTensor<B>) -> u64 {
     let (lhs, rhs) = (lhs.shape(), rhs.shape());
     let batches = lhs.num_elements() / matrix(&lhs).max(1);
     let others = rhs.num_elements() / matrix(&rhs).max(1);
@@ -54,7 +55,7 @@ fn matrix(shape: &Shape) -> usize {
 
 /// Returns the operations of rows `[.., k]` times a matrix of `numel` elements, one axis of which
 /// is `k`: `2 rows numel`.
-pub(crate) fn rows_times<B: Backend>(rows: &ZeroTensor<B>, numel: usize) -> u64 {
+pub(crate) fn rows_times<B: SumOps>(rows: &ZeroTensor<B>, numel: usize) -> u64 {
     let shape = rows.shape();
     let width = shape.as_slice().last().copied().unwrap_or(1).max(1);
     2 * (shape.num_elements() / width * numel) as u64

@@ -6,7 +6,8 @@
 //! `matmul` looks like any other product.
 
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{Backend, Shape, TensorMetadata};
+use burn_backend::{Shape, TensorMetadata};
+use deepburn_ops::SumOps;
 
 use crate::decorator::ZeroTensor;
 use crate::deferred::DeferredTensor;
@@ -15,7 +16,7 @@ use crate::session::Leased;
 
 /// Runs an op, or defers it if the backward pass does. Its results have these shapes and the type
 /// of the first operand.
-pub(super) fn weight_gradients<B: Backend, const N: usize>(
+pub(super) fn weight_gradients<B: SumOps, const N: usize>(
     operands: [ZeroTensor<B>; 2],
     shapes: [Shape; N],
     run: fn([FloatTensor<B>; 2]) -> [FloatTensor<B>; N],

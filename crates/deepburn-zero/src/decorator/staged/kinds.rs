@@ -3,7 +3,7 @@
 //! Floats travel as arrays of the device, whole or as the rows of a sparse gradient; integers and
 //! bools as bytes.
 
-use burn_backend::{Backend, DType, ExecutionError, IntDType, Shape, TensorData, read_sync};
+use burn_backend::{DType, ExecutionError, IntDType, Shape, TensorData, read_sync};
 use deepburn_comm::{CommError, MessageTag};
 use deepburn_ops::SumOps;
 
@@ -27,7 +27,7 @@ pub struct Ints;
 #[derive(Debug, Clone, Copy)]
 pub struct Bools;
 
-impl<B: Backend> TensorKind<B> for Floats {
+impl<B: SumOps> TensorKind<B> for Floats {
     type Tensor = ZeroTensor<B>;
 
     fn homes(tensor: &ZeroTensor<B>) -> Holders {
@@ -67,7 +67,7 @@ impl<B: Backend> TensorKind<B> for Floats {
 }
 
 /// Returns a placeholder for floats to receive.
-pub(super) fn floats_to_come<B: Backend>(
+pub(super) fn floats_to_come<B: SumOps>(
     numel: usize,
     dtype: DType,
     device: &B::Device,
@@ -91,7 +91,7 @@ pub(super) fn rows_to_come<B: SumOps>(
 /// Implements [`TensorKind`] for tensors that are sent as bytes, with the ops of their kind.
 macro_rules! sent_as_bytes {
     ($kind:ident, $tensor:ident, $reshape:ident, $swap_dims:ident, $permute:ident, $into_data:ident, $from_data:ident) => {
-        impl<B: Backend> TensorKind<B> for $kind {
+        impl<B: SumOps> TensorKind<B> for $kind {
             type Tensor = Leased<B::$tensor>;
 
             fn homes(_tensor: &Self::Tensor) -> Holders {
@@ -152,7 +152,7 @@ sent_as_bytes!(
 );
 
 /// Sends integers or bools as bytes.
-fn send_data<B: Backend>(
+fn send_data<B: SumOps>(
     data: Result<TensorData, ExecutionError>,
     stages: &Stages<B>,
     to: usize,
@@ -164,7 +164,7 @@ fn send_data<B: Backend>(
 }
 
 /// Receives integers or bools as bytes.
-fn receive_data<B: Backend>(
+fn receive_data<B: SumOps>(
     stages: &Stages<B>,
     from: usize,
     tag: MessageTag,

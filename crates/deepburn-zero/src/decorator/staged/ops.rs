@@ -36,10 +36,10 @@ use burn_backend::tensor::{
     BoolTensor, Device, FloatTensor, IndexingUpdateOp, IntTensor, QuantizedTensor,
 };
 use burn_backend::{
-    Backend, BoolDType, DType, Distribution, ExecutionError, FloatDType, IntDType, Scalar, Shape,
-    Slice, TensorData, TensorMetadata,
+    BoolDType, DType, Distribution, ExecutionError, FloatDType, IntDType, Scalar, Shape, Slice,
+    TensorData, TensorMetadata,
 };
-use deepburn_ops::MatmulOps;
+use deepburn_ops::{MatmulOps, SumOps};
 
 use super::kinds::rows_to_come;
 use super::site::{everywhere, gradient_at_owner};
@@ -137,7 +137,7 @@ macro_rules! stage {
 pub(crate) use stage;
 
 /// Returns the shape and type of an operand.
-pub(crate) fn described<B: Backend, K: TensorKind<B>>(
+pub(crate) fn described<B: SumOps, K: TensorKind<B>>(
     operand: &PlacedTensor<B, K>,
 ) -> deepburn_meta::MetaTensor {
     deepburn_meta::meta_tensor(operand.shape(), operand.dtype())

@@ -17,15 +17,16 @@ use std::fmt::Debug;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
-use burn_backend::{Backend, DType, Shape, TensorMetadata};
+use burn_backend::{DType, Shape, TensorMetadata};
 use deepburn_comm::{CommError, MessageTag};
+use deepburn_ops::SumOps;
 
 use crate::holders::Holders;
 use crate::parameter::View;
 use crate::pipeline::Stages;
 
 /// The kind of a tensor: floats, integers or bools.
-pub trait TensorKind<B: Backend>: Clone + Debug + Send + Sync + 'static {
+pub trait TensorKind<B: SumOps>: Clone + Debug + Send + Sync + 'static {
     /// The tensor of a stage that holds the value.
     type Tensor: TensorMetadata + 'static;
 
@@ -61,7 +62,7 @@ pub trait TensorKind<B: Backend>: Clone + Debug + Send + Sync + 'static {
 
 /// A tensor and the stages that hold its value.
 #[derive(Debug, Clone)]
-pub enum PlacedTensor<B: Backend, K: TensorKind<B>> {
+pub enum PlacedTensor<B: SumOps, K: TensorKind<B>> {
     /// Every stage holds the value: inputs, constants, and everything without a pipeline. A
     /// parameter is a handle, which its stages can read.
     Everywhere(K::Tensor),
@@ -71,7 +72,7 @@ pub enum PlacedTensor<B: Backend, K: TensorKind<B>> {
 
 /// A tensor that some stages hold.
 #[derive(Debug, Clone)]
-pub struct StagedTensor<B: Backend, K: TensorKind<B>> {
+pub struct StagedTensor<B: SumOps, K: TensorKind<B>> {
     /// The value before the views.
     shared: Arc<SharedValue<B, K>>,
     /// The views since then, which keep all elements.
@@ -85,7 +86,7 @@ pub struct StagedTensor<B: Backend, K: TensorKind<B>> {
 
 /// A value that all views and clones of a tensor share.
 #[derive(Debug)]
-struct SharedValue<B: Backend, K: TensorKind<B>> {
+struct SharedValue<B: SumOps, K: TensorKind<B>> {
     /// The stages that hold it, as bits.
     holders: AtomicU64,
     shape: Shape,
@@ -93,7 +94,7 @@ struct SharedValue<B: Backend, K: TensorKind<B>> {
     received: OnceLock<K::Tensor>,
 }
 
-impl<B: Backend, K: TensorKind<B>> PlacedTensor<B, K> {
+impl<B: SumOps, K: TensorKind<B>> PlacedTensor<B, K> {
     /// Returns the result of an op of this stage, which `holders` hold.
     pub(super) fn held(tensor: K::Tensor, holders: Holders, device: B::Device) -> Self {
         let (shape, dtype) = (tensor.shape(), tensor.dtype());
@@ -193,7 +194,7 @@ impl<B: Backend, K: TensorKind<B>> PlacedTensor<B, K> {
     }
 }
 
-impl<B: Backend> PlacedTensor<B, super::Floats> {
+impl<B: SumOps> PlacedTensor<B, super::Floats> {
     /// Returns true for a parameter of any sharded model, with or without views.
     pub(crate) fn is_parameter(&self) -> bool {
         match self {
@@ -212,7 +213,7 @@ impl<B: Backend> PlacedTensor<B, super::Floats> {
     }
 }
 
-impl<B: Backend, K: TensorKind<B>> StagedTensor<B, K> {
+impl<B: SumOps, K: TensorKind<B>> StagedTensor<B, K> {
     /// Returns a tensor without views, which `holders` hold.
     fn new(
         own: Option<K::Tensor>,
@@ -271,7 +272,7 @@ impl<B: Backend, K: TensorKind<B>> StagedTensor<B, K> {
     }
 }
 
-impl<B: Backend, K: TensorKind<B>> TensorMetadata for PlacedTensor<B, K> {
+impl<B: SumOps, K: TensorKind<B>> TensorMetadata for PlacedTensor<B, K> {
     fn dtype(&self) -> DType {
         match self {
             Self::Everywhere(tensor) => tensor.dtype(),

@@ -13,11 +13,11 @@
 
 use std::rc::Rc;
 
+use burn_backend::TensorMetadata;
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{Backend, TensorMetadata};
 use deepburn_comm::{CommError, Pending};
 use deepburn_meta::MetaTensor;
-use deepburn_ops::MatmulOps;
+use deepburn_ops::{MatmulOps, SumOps};
 
 use super::Staged;
 use super::kinds::Floats;
@@ -32,7 +32,7 @@ use crate::pipeline::{self, OperandHolders, Stages};
 impl OperandHolders {
     /// Adds an operand.
     #[inline]
-    pub(crate) fn see<B: Backend, K: TensorKind<B>>(&mut self, operand: &PlacedTensor<B, K>) {
+    pub(crate) fn see<B: SumOps, K: TensorKind<B>>(&mut self, operand: &PlacedTensor<B, K>) {
         let holders = operand.holders();
         // Only parameters are handles that some stages can read.
         if matches!(operand, PlacedTensor::Everywhere(_)) {
@@ -46,7 +46,7 @@ impl OperandHolders {
     ///
     /// # Panics
     /// Panics if tensors of a pipeline are used on a thread without it.
-    pub(crate) fn site<B: Backend>(&self) -> Option<Site<B>> {
+    pub(crate) fn site<B: SumOps>(&self) -> Option<Site<B>> {
         (!self.are_everywhere()).then(|| Site::of(self))
     }
 
@@ -62,18 +62,18 @@ impl OperandHolders {
     /// Panics if tensors of a pipeline are used on a thread without it.
     // Not inlined, so that the other ops, which every stage runs, are small functions.
     #[inline(never)]
-    pub(crate) fn in_pipeline<B: Backend, T>(&self, run: impl FnOnce(&Site<B>) -> T) -> T {
+    pub(crate) fn in_pipeline<B: SumOps, T>(&self, run: impl FnOnce(&Site<B>) -> T) -> T {
         run(&Site::of(self))
     }
 }
 
 /// The stage that runs an op.
-pub(crate) struct Site<B: Backend> {
+pub(crate) struct Site<B: SumOps> {
     stages: Rc<Stages<B>>,
     stage: usize,
 }
 
-impl<B: Backend> Site<B> {
+impl<B: SumOps> Site<B> {
     /// Returns the place of an op whose operands only some stages hold.
     fn of(operands: &OperandHolders) -> Self {
         let stages = current_stages();
@@ -128,9 +128,7 @@ impl<B: Backend> Site<B> {
 ///
 /// # Panics
 /// Panics with a [`CommError`] if a message cannot be sent or received.
-pub(crate) fn everywhere<B: Backend, K: TensorKind<B>>(
-    mut tensor: PlacedTensor<B, K>,
-) -> K::Tensor {
+pub(crate) fn everywhere<B: SumOps, K: TensorKind<B>>(mut tensor: PlacedTensor<B, K>) -> K::Tensor {
     if tensor.holders() == Holders::ALL {
         return tensor.into_value();
     }
@@ -147,7 +145,7 @@ pub(crate) fn everywhere<B: Backend, K: TensorKind<B>>(
 }
 
 /// A part of a parameter's gradient, seen from a rank.
-pub(crate) enum GradientPart<B: Backend> {
+pub(crate) enum GradientPart<B: SumOps> {
     /// This rank's stage owns the parameter and has the part.
     Here(ZeroTensor<B>),
     /// This rank's stage owns the parameter, and an earlier stage sends the part.
@@ -195,7 +193,7 @@ pub(crate) fn gradient_at_owner<B: MatmulOps>(
 ///
 /// # Panics
 /// Panics if tensors of a pipeline are used on a thread without it.
-fn current_stages<B: Backend>() -> Rc<Stages<B>> {
+fn current_stages<B: SumOps>() -> Rc<Stages<B>> {
     pipeline::stages().expect("a tensor of a pipeline was used on a thread without its engine")
 }
 

@@ -20,12 +20,13 @@
 
 use std::ops::{Deref, Range};
 
-use burn_backend::{Backend, DType, FloatDType, TensorData, TensorMetadata};
+use burn_backend::{DType, FloatDType, TensorData, TensorMetadata};
 use bytemuck::Pod;
 use bytes::Bytes;
 use deepburn_kernels::Element;
 use deepburn_ops::{
-    float_bytes, float_into_host, int_into_host, is_in_host_memory, is_without_data, shared_bytes,
+    SumOps, float_bytes, float_into_host, int_into_host, is_in_host_memory, is_without_data,
+    shared_bytes,
 };
 use half::{bf16, f16};
 use rayon::prelude::*;
@@ -56,7 +57,7 @@ impl HostSum {
     /// Returns `None` if an array is not contiguous in host memory, has another type or is not
     /// aligned, if sums are in f64, or if there are only rows and they are on a device. The caller
     /// then uses the backend's ops.
-    pub(super) fn new<B: Backend>(
+    pub(super) fn new<B: SumOps>(
         dense: &[B::FloatTensorPrimitive],
         rows: &[RowGradient<B>],
         numel: usize,
@@ -158,7 +159,7 @@ struct RowPlace {
 impl SparseRows {
     /// Reads the rows of each gradient that overlap its part of the flat order. A row that crosses
     /// a boundary of the part is clipped.
-    fn read<B: Backend>(gradients: &[RowGradient<B>]) -> Self {
+    fn read<B: SumOps>(gradients: &[RowGradient<B>]) -> Self {
         let (mut places, mut values) = (Vec::new(), Vec::new());
         for gradient in gradients {
             let part = gradient.range();
@@ -225,7 +226,7 @@ enum F32Values {
 
 impl F32Values {
     /// Reads the values. If the backend keeps f32 elements in host memory, they are not copied.
-    fn read<B: Backend>(tensor: B::FloatTensorPrimitive) -> Self {
+    fn read<B: SumOps>(tensor: B::FloatTensorPrimitive) -> Self {
         if tensor.dtype() != DType::F32 {
             return Self::Own(float_into_host::<B>(tensor));
         }

@@ -2,8 +2,8 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use burn_backend::Backend;
 use deepburn_comm::{CollectiveTag, CommError, Pending};
+use deepburn_ops::SumOps;
 
 use super::Gatherer;
 use crate::group::{DeviceArray, Group};
@@ -11,7 +11,7 @@ use crate::ledger::Category;
 use crate::parameter::fetch::{Fetch, FetchProgress};
 use crate::parameter::{FetchSource, ShardRead};
 
-impl<B: Backend> Gatherer<B> {
+impl<B: SumOps> Gatherer<B> {
     /// Starts to gather the parameters `indices` in one collective. Their elements count as live
     /// from now on. If any shard is offloaded, only the reads of the shards start, and
     /// [`finish`](Self::finish) starts the collective. If all parameters have secondary shards,

@@ -23,7 +23,7 @@
 
 use burn_backend::Backend;
 use deepburn_comm::Partition;
-use deepburn_ops::OptimizerOps;
+use deepburn_ops::{OptimizerOps, SumOps};
 
 use crate::group::Group;
 use crate::parameter::{Parameter, cut_shard};
@@ -45,7 +45,7 @@ impl<B: OptimizerOps> Secondary<B> {
     }
 }
 
-impl<B: Backend> Secondary<B> {
+impl<B: SumOps> Secondary<B> {
     /// Returns the ranks that gather secondary shards.
     pub(super) fn group(&self) -> &Group<B> {
         &self.group

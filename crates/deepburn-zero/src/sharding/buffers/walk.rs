@@ -6,8 +6,8 @@
 
 use std::collections::{HashMap, HashSet};
 
-use burn_backend::{Backend, DType, Shape, TensorData, TensorMetadata};
-use deepburn_ops::{OptimizerOps, read_float};
+use burn_backend::{DType, Shape, TensorData, TensorMetadata};
+use deepburn_ops::{OptimizerOps, SumOps, read_float};
 
 use super::{Buffer, BufferKind};
 use crate::decorator::{PlacedTensor, TensorKind, Training, Zero, ZeroTensor};
@@ -21,7 +21,7 @@ use crate::session::{FullTensor, Leased};
 ///
 /// Buffers are numbered in the order of visits.
 #[derive(Default)]
-pub(super) struct FoundBuffers<B: Backend> {
+pub(super) struct FoundBuffers<B: SumOps> {
     /// The ids of the floats that are running statistics.
     statistics: HashSet<ParamId>,
     /// The names of the modules around the current position.
@@ -35,7 +35,7 @@ pub(super) struct FoundBuffers<B: Backend> {
     pub(super) device: Option<B::Device>,
 }
 
-impl<B: Backend> FoundBuffers<B> {
+impl<B: SumOps> FoundBuffers<B> {
     pub(super) fn new(statistics: HashSet<ParamId>) -> Self {
         Self { statistics, ..Self::default() }
     }
@@ -77,7 +77,7 @@ impl<B: OptimizerOps> ModuleVisitor<Training<B>> for FoundBuffers<B> {
 
 /// A visitor that reads the running statistics of a module, and optionally one integer or bool
 /// buffer.
-pub(super) struct Live<'a, B: Backend> {
+pub(super) struct Live<'a, B: SumOps> {
     ids: &'a HashMap<ParamId, usize>,
     /// The integer or bool buffer to read, by index.
     wanted: Option<usize>,
@@ -87,7 +87,7 @@ pub(super) struct Live<'a, B: Backend> {
     pub(super) constant: Option<TensorData>,
 }
 
-impl<'a, B: Backend> Live<'a, B> {
+impl<'a, B: SumOps> Live<'a, B> {
     /// Creates a visitor for a module with `count` buffers.
     pub(super) fn new(ids: &'a HashMap<ParamId, usize>, count: usize) -> Self {
         let found = (0..count).map(|_| None).collect();
@@ -126,7 +126,7 @@ impl<B: OptimizerOps> ModuleVisitor<Training<B>> for Live<'_, B> {
 }
 
 /// The new value of a buffer.
-pub(super) enum NewValue<B: Backend> {
+pub(super) enum NewValue<B: SumOps> {
     /// A running statistic.
     Statistic(FullTensor<B>),
     /// An integer or bool parameter.
@@ -135,7 +135,7 @@ pub(super) enum NewValue<B: Backend> {
 
 /// A mapper that replaces the values of buffers. The ids and mappers of these buffers, and all
 /// other tensors, do not change.
-pub(super) struct Install<B: Backend> {
+pub(super) struct Install<B: SumOps> {
     /// The new values by the ids of their parameters.
     pub(super) values: HashMap<ParamId, NewValue<B>>,
 }
@@ -189,7 +189,7 @@ fn full_of<B: OptimizerOps, const D: usize>(
 }
 
 /// Removes the ledger entry of a constant, which is counted with the buffers.
-fn uncounted<B: Backend, K, T>(tensor: PlacedTensor<B, K>) -> PlacedTensor<B, K>
+fn uncounted<B: SumOps, K, T>(tensor: PlacedTensor<B, K>) -> PlacedTensor<B, K>
 where
     K: TensorKind<B, Tensor = Leased<T>>,
     Leased<T>: TensorMetadata,

@@ -23,7 +23,7 @@ const HIDDEN: f32 = f32::MIN;
 
 /// The rows of scores of a block of queries, in shared memory.
 #[derive(CubeType, Clone, Copy)]
-struct Softmax {
+struct RowSoftmax {
     /// The maximum of each row so far.
     maxima: SharedMemory<f32>,
     /// The factor of each row: of the sums so far, at the end the inverse of the sum.
@@ -51,7 +51,7 @@ pub(super) fn forward_kernel<T: Float, N: Size>(
     let panels = panels_of::<N>(&scalars, sequence, head, tiling);
     let mut memory = TileMemory::new(tiling);
     let mut known = Queries::new(count);
-    let mut softmax = Softmax {
+    let mut softmax = RowSoftmax {
         maxima: SharedMemory::<f32>::new(count),
         factors: SharedMemory::<f32>::new(count),
     };
@@ -132,7 +132,7 @@ fn finish_scores(
 #[cube]
 fn raise_maxima(
     scores: &Array<f32>,
-    softmax: &mut Softmax,
+    softmax: &mut RowSoftmax,
     memory: &mut TileMemory,
     #[comptime] tiling: Tiling,
 ) {
@@ -181,7 +181,7 @@ pub(super) fn store_weights(
 fn scale_down(
     sums: &mut Array<Quad>,
     totals: &mut Array<f32>,
-    softmax: &Softmax,
+    softmax: &RowSoftmax,
     #[comptime] tiling: Tiling,
 ) {
     let columns = comptime![tiling.columns()];
@@ -203,7 +203,7 @@ fn scale_down(
 fn add_weights(
     scores: &mut Array<f32>,
     totals: &mut Array<f32>,
-    softmax: &Softmax,
+    softmax: &RowSoftmax,
     known: &Queries,
     scalars: &AttentionScalars,
     tile: usize,
@@ -236,7 +236,7 @@ fn add_weights(
 #[cube]
 fn finish_totals(
     totals: &Array<f32>,
-    softmax: &mut Softmax,
+    softmax: &mut RowSoftmax,
     memory: &mut TileMemory,
     log_sums: &mut Array<f32>,
     first: usize,

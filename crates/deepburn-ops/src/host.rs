@@ -2,7 +2,9 @@
 //!
 //! If the device of a backend is the host, neither direction copies, unless the tensor is shared.
 
-use burn_backend::{AllocationProperty, Backend, TensorData, TensorMetadata, read_sync};
+use burn_backend::{
+    AllocationProperty, Backend, Shape, Slice, TensorData, TensorMetadata, read_sync,
+};
 use bytes::Bytes;
 
 /// Returns the elements of `tensor` as f32, in flat order. f16 and bf16 are widened exactly; f64 is
@@ -17,15 +19,53 @@ pub fn float_into_host<B: Backend>(tensor: B::FloatTensorPrimitive) -> Vec<f32> 
         .expect("the data was converted to f32 just before")
 }
 
-/// Returns the data of `tensor` in its own type. Waits for the device.
+/// The number of bytes that are read from a device at once. CubeCL reads into pinned host memory,
+/// which it keeps: pages of at most 5.3 GB for a tensor of more than 340 MB, and of about 100 MB
+/// for arrays of this size (with 80 GB of device memory).
+const READ_BYTES: usize = 4 << 20;
+
+/// Returns the data of `tensor` in its own type. Waits for the device, for each 4 MiB of a large
+/// tensor.
 ///
 /// # Panics
 /// Panics if the device fails.
 pub fn read_float<B: Backend>(tensor: B::FloatTensorPrimitive) -> TensorData {
+    let (shape, dtype) = (tensor.shape(), tensor.dtype());
+    if is_in_host_memory::<B>() || shape.num_elements() * dtype.size() <= READ_BYTES {
+        return read_at_once::<B>(tensor);
+    }
+    // The elements are copied as integers of their size, so that the memory is aligned for them.
+    let bytes = match dtype.size() {
+        2 => read_in_pieces::<B, u16>(tensor),
+        4 => read_in_pieces::<B, u32>(tensor),
+        8 => read_in_pieces::<B, u64>(tensor),
+        _ => return read_at_once::<B>(tensor),
+    };
+    TensorData::from_bytes(bytes, shape, dtype)
+}
+
+/// Reads a tensor with one copy.
+fn read_at_once<B: Backend>(tensor: B::FloatTensorPrimitive) -> TensorData {
     match read_sync(B::float_into_data(tensor)) {
         Ok(data) => data,
         Err(error) => panic!("reading a tensor from its device failed: {error:?}"),
     }
+}
+
+/// Reads a tensor whose elements have the size of `E` in pieces of [`READ_BYTES`].
+fn read_in_pieces<B: Backend, E: bytemuck::Pod + Send + Sync>(
+    tensor: B::FloatTensorPrimitive,
+) -> burn_backend::Bytes {
+    let (len, at_once) = (tensor.shape().num_elements(), READ_BYTES / size_of::<E>());
+    let flat = B::float_reshape(tensor, Shape::from(vec![len]));
+    let mut elements = vec![E::zeroed(); len];
+    for (index, elements) in elements.chunks_mut(at_once).enumerate() {
+        let start = index * at_once;
+        let piece = Slice::from(start..start + elements.len());
+        let piece = read_at_once::<B>(B::float_slice(flat.clone(), &[piece]));
+        bytemuck::cast_slice_mut::<E, u8>(elements).copy_from_slice(&piece.bytes);
+    }
+    burn_backend::Bytes::from_elems(elements)
 }
 
 /// Returns the data of `tensor` in its own type, for reading. Waits for the device.

@@ -16,9 +16,9 @@ mod cast;
 mod columns;
 mod device_buffer;
 mod elementwise;
-mod flat;
 mod loss_head;
 mod norm;
+mod parts;
 mod random;
 mod rotary;
 mod row_tree;
@@ -36,12 +36,12 @@ pub use columns::column_sums;
 pub use device_buffer::{DeviceBuffer, DeviceDType};
 pub use elementwise::OwnedBuffers;
 pub(crate) use elementwise::{ElementKernel, launch, lerp, only_if, place, write};
-pub use flat::flatten;
 pub use loss_head::{LogitRows, RowLosses, accumulate, row_losses, scale};
 pub use norm::{
     LayerNormRows, NormWeightGradients, NormalizedRows, RmsNormRows, layer_norm,
     norm_weight_gradients, norm_x_gradient, rms_norm,
 };
+pub use parts::{flatten, sum_of_parts};
 pub use random::bernoulli;
 pub use rotary::{RotatedColumns, rotate};
 pub use rows::{AddedRows, add_rows};

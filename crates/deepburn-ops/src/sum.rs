@@ -1,4 +1,4 @@
-//! Sums in a fixed order: of all elements of a tensor, and of rows of a table.
+//! Sums in a fixed order: of all elements of a tensor, of the parts of ranks, and of rows of a table.
 
 use burn_autodiff::Autodiff;
 use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
@@ -7,7 +7,7 @@ use burn_backend::tensor::FloatTensor;
 
 use crate::rows::{RowBlock, add_rows_on_host};
 
-/// Sums in a fixed order.
+/// Sums in a fixed order, and the concatenation of parts: what collectives compute.
 pub trait SumOps: Backend {
     /// Returns the sum of all elements, `[1]`, in the type of the tensor. The provided method calls
     /// [`FloatTensorOps::float_sum`](burn_backend::ops::FloatTensorOps::float_sum). A backend
@@ -22,6 +22,26 @@ pub trait SumOps: Backend {
     /// backend overrides it if that op has no fixed order.
     fn mean(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
         Self::float_mean(tensor)
+    }
+
+    /// Returns the sum of flat tensors of one type, length and device, divided by `divisor`, in new
+    /// memory of `len` elements that ends with zeros. The parts are added in their order in f32,
+    /// and the quotient is rounded once.
+    ///
+    /// Returns `None` if the backend has no kernel for these parts. The caller then uses ops for
+    /// the conversions, the additions and the division, with the same result.
+    fn sum_of_parts(
+        _parts: &[FloatTensor<Self>],
+        _divisor: f32,
+        _len: usize,
+    ) -> Option<FloatTensor<Self>> {
+        None
+    }
+
+    /// Concatenates flat tensors of one type and device, of which there is at least one, in new
+    /// memory.
+    fn concat(parts: Vec<FloatTensor<Self>>) -> FloatTensor<Self> {
+        Self::float_cat(parts, 0)
     }
 
     /// Adds the rows of each block to `sum`, a flat tensor of elements `start..` of a table in flat

@@ -518,7 +518,17 @@ fn device_kernels_casts_round_to_nearest_even_and_overflow_to_infinity() {
 fn device_kernels_flat_arrays_are_their_parts_and_zeros() {
     let client = client();
     for dtype in types(&client) {
-        for lens in [vec![0], vec![1], vec![7, 0, 300], vec![65_537, 1_000_007, 3]] {
+        // More parts than a launch takes, and lists that fill one.
+        let many = |count: usize| (0..count).map(|i| i * 37 % 300).collect();
+        for lens in [
+            vec![0],
+            vec![1],
+            vec![7, 0, 300],
+            vec![65_537, 1_000_007, 3],
+            many(8),
+            many(16),
+            many(19),
+        ] {
             let parts: Vec<Vec<f32>> =
                 lens.iter().enumerate().map(|(i, len)| noise(*len, i as u64)).collect();
             let buffers: Vec<_> = parts.iter().map(|part| upload(&client, part, dtype)).collect();
@@ -530,6 +540,31 @@ fn device_kernels_flat_arrays_are_their_parts_and_zeros() {
                 assert_eq!(download(&client, flat), expected, "{lens:?} {padding} {dtype:?}");
             }
         }
+    }
+}
+
+/// Parts are added in their order in f32, divided and rounded once, as the host computes it.
+#[test]
+fn device_kernels_sums_of_parts_have_the_bits_of_the_host() {
+    let client = client();
+    for dtype in types(&client) {
+        for (count, len, padding) in [(1, 300, 0), (2, 1, 5), (3, 65_537, 3), (8, 1000, 0)] {
+            let parts: Vec<_> = (0..count).map(|i| held(&noise(len, i as u64), dtype)).collect();
+            let buffers: Vec<_> = parts.iter().map(|part| upload(&client, part, dtype)).collect();
+            for divisor in [1.0, count as f32] {
+                let sum = cube::sum_of_parts(&client, &buffers, divisor, len + padding).unwrap();
+                let of = |i: usize| parts[1..].iter().fold(parts[0][i], |sum, part| sum + part[i]);
+                let quotients: Vec<_> = (0..len).map(|i| of(i) / divisor).collect();
+                let mut expected = held(&quotients, dtype);
+                expected.resize(len + padding, 0.0);
+                assert_eq!(download(&client, sum), expected, "{dtype:?} {count} {len} {divisor}");
+            }
+        }
+        let parts = vec![upload(&client, &[1.0], dtype); 9];
+        assert!(cube::sum_of_parts(&client, &parts, 1.0, 1).is_none(), "more than a launch takes");
+        let none = vec![upload(&client, &[], dtype); 2];
+        let zeros = cube::sum_of_parts(&client, &none, 2.0, 4).unwrap();
+        assert_eq!(download(&client, zeros), [0.0; 4]);
     }
 }
 

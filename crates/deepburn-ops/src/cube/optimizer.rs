@@ -101,7 +101,7 @@ where
         Self::float_reshape(cast, shape)
     }
 
-    /// Copies the parts on the device, with one kernel launch per part.
+    /// Copies the parts on the device, with one launch for each eight parts.
     fn flatten(parts: Vec<FloatTensor<Self>>, len: usize) -> FloatTensor<Self> {
         let parts: Vec<_> = parts.into_iter().map(known::<Self, R>).collect();
         let buffers: Vec<_> = parts.iter().map(buffer).collect();

@@ -1,4 +1,4 @@
-//! Sums of all elements, and of rows of a table, on the device.
+//! Sums of all elements, of the parts of ranks, and of rows of a table, on the device.
 //!
 //! Without autotuning, burn-cubecl adds the sums of four groups of threads with atomic additions if
 //! the device has them for the type. Devices of CUDA have them, and wgpu's do not. The groups
@@ -9,9 +9,9 @@ use burn_backend::tensor::FloatTensor;
 use burn_backend::{DType, IntDType, Shape, TensorMetadata};
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};
-use deepburn_kernels::cube::{self, AddedRows};
+use deepburn_kernels::cube::{self, AddedRows, DeviceBuffer};
 
-use super::array::{buffer, element_type, exclusive, flat_tensor, known};
+use super::array::{are_supported, buffer, element_type, exclusive, flat_tensor, known};
 use crate::rows::{RowBlock, add_rows_on_host};
 use crate::sum::SumOps;
 
@@ -31,6 +31,32 @@ where
         }
         let tensor = into_contiguous(tensor);
         flat_tensor(cube::sum(&tensor.client, &buffer(&tensor)), &tensor)
+    }
+
+    /// Queues one launch for up to eight parts in f32, f16 or bf16.
+    fn sum_of_parts(
+        parts: &[FloatTensor<Self>],
+        divisor: f32,
+        len: usize,
+    ) -> Option<FloatTensor<Self>> {
+        if !are_supported(parts) {
+            return None;
+        }
+        let parts: Vec<_> = parts.iter().cloned().map(into_contiguous).collect();
+        let buffers: Vec<_> = parts.iter().map(buffer).collect();
+        let sum = cube::sum_of_parts(&parts[0].client, &buffers, divisor, len)?;
+        Some(flat_tensor(sum, &parts[0]))
+    }
+
+    /// Queues one launch for each eight parts in f32, f16 or bf16.
+    fn concat(parts: Vec<FloatTensor<Self>>) -> FloatTensor<Self> {
+        if !are_supported(&parts) {
+            return Self::float_cat(parts, 0);
+        }
+        let parts: Vec<_> = parts.into_iter().map(into_contiguous).collect();
+        let buffers: Vec<_> = parts.iter().map(buffer).collect();
+        let len = buffers.iter().map(DeviceBuffer::len).sum();
+        flat_tensor(cube::flatten(&parts[0].client, &buffers, len), &parts[0])
     }
 
     /// Queues two launches for each block, without copying anything to the host. A shared `sum` is

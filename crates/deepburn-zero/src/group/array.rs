@@ -15,7 +15,7 @@
 //! Rank threads and processes call the same [`reduce`](Payload::reduce), so their results are
 //! bitwise equal. Parts are added in rank order. 16-bit elements are summed in f32, and the sum is
 //! rounded once. If the elements are in host memory, `host_sum` adds them in one pass. Otherwise
-//! the ops of the backend add them.
+//! a kernel of the backend adds them, or its ops where it has none.
 //!
 //! A part is a view of its tensor wherever possible (`flat.rs`).
 
@@ -215,7 +215,15 @@ impl<B: SumOps> Payload for DeviceArray<B> {
         {
             return Self::Dense(float_from_host::<B>(sum.compute(padded_len), &device));
         }
-        let dense = reduced::<B>(dense, op, home == 0, dtype, &device);
+        let on_device = dense.into_iter().map(|tensor| moved::<B>(tensor, &device));
+        let dense: Vec<_> = on_device.map(flattened::<B>).collect();
+        if op != ReduceOp::Max
+            && rows.is_empty()
+            && let Some(sum) = B::sum_of_parts(&dense, mean_of.unwrap_or(1) as f32, padded_len)
+        {
+            return Self::Dense(sum);
+        }
+        let dense = reduced::<B>(dense, op, home == 0, dtype);
         let mut result = with_rows(&rows, dense, numel, &device);
         if op == ReduceOp::Mean && count > 1 {
             result = B::float_div_scalar(result, (count as f64).into());
@@ -249,7 +257,7 @@ impl<B: SumOps> SharedPayload for DeviceArray<B> {
             Ok([whole]) => Self::Dense(whole),
             // The array has no elements, but the result needs a device and a type.
             Err(parts) if parts.is_empty() => Self::Dense(chunks[home].clone().into_flat()),
-            Err(parts) => Self::Dense(B::float_cat(parts, 0)),
+            Err(parts) => Self::Dense(B::concat(parts)),
         }
     }
 
@@ -321,8 +329,8 @@ pub(crate) fn maximum<B: Backend>(
     B::float_mask_where(larger, left_nan, left)
 }
 
-/// Reduces complete tensors of `dtype` on `device` with the backend's ops. Returns `None` if the
-/// list is empty. The result of a sum is in f32, or in f64 for f64 elements.
+/// Reduces complete flat tensors of `dtype` on one device with the backend's ops. Returns `None` if
+/// the list is empty. The result of a sum is in f32, or in f64 for f64 elements.
 ///
 /// 16-bit numbers are summed in f32, and the caller rounds the sum once. A sum in 16 bits would
 /// overflow where the mean does not, and would lose small contributions.
@@ -336,11 +344,9 @@ fn reduced<B: Backend>(
     op: ReduceOp,
     shared: bool,
     dtype: FloatDType,
-    device: &B::Device,
 ) -> Option<B::FloatTensorPrimitive> {
     let sum_type = if dtype == FloatDType::F64 { dtype } else { FloatDType::F32 };
-    let tensors = tensors.into_iter().map(|tensor| moved::<B>(tensor, device));
-    let mut tensors = tensors.map(|tensor| in_type::<B>(tensor, sum_type));
+    let mut tensors = tensors.into_iter().map(|tensor| in_type::<B>(tensor, sum_type));
     let join = |left, right| match op {
         ReduceOp::Sum | ReduceOp::Mean => B::float_add(left, right),
         ReduceOp::Max => maximum::<B>(left, right),

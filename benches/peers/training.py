@@ -11,11 +11,11 @@ import time
 
 import torch
 import torch.distributed as dist
-from transformers import GPT2Config, GPT2LMHeadModel
 
 SEED = 42
 LEARNING_RATE = 1e-4
 MAX_NORM = 1.0
+VOCABULARY = 50257
 NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 
 
@@ -33,12 +33,17 @@ def parser(description):
 
 
 def gpt2_config(options):
+    # On a machine with a GPU, `transformers` may be missing. Its script does not need it.
+    from transformers import GPT2Config
+
     # The cache of keys and values is not used in training.
     return GPT2Config(**{**NO_DROPOUT, "use_cache": False, **json.loads(options.model)})
 
 
 def gpt2(options):
     """Returns a randomly initialized GPT-2 in fp32, without dropout."""
+    from transformers import GPT2LMHeadModel
+
     torch.manual_seed(SEED)
     model = GPT2LMHeadModel(gpt2_config(options)).train()
     if options.recompute:
@@ -61,7 +66,7 @@ def timed_steps(options, step):
     """Calls `step(tokens)` with random tokens for each step. `step` returns the loss and the seconds of each phase."""
     rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     generator = torch.Generator().manual_seed(SEED + rank)
-    vocabulary = json.loads(options.model).get("vocab_size", GPT2Config().vocab_size)
+    vocabulary = json.loads(options.model).get("vocab_size", VOCABULARY)
     report(ready=True)
     for number in range(1, options.steps + 1):
         tokens = torch.randint(0, vocabulary, (options.sequences, options.length), generator=generator)

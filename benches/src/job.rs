@@ -6,7 +6,8 @@
 //! starts from [`BenchJob::new`], whose settings match the peers', and changes single keys by their
 //! dotted path. Only `finetune` checks the file.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
@@ -79,6 +80,11 @@ impl Workload {
     /// Returns GPT-2 large: 774 million parameters, 36 layers of width 1,280 with 20 heads.
     pub(crate) fn gpt2_large(sequences: usize, length: usize) -> Self {
         Self::gpt2_small(sequences, length).sized("GPT-2 774M", [1280, 36, 20])
+    }
+
+    /// Returns GPT-2 XL: 1.56 billion parameters, 48 layers of width 1,600 with 25 heads.
+    pub(crate) fn gpt2_xl(sequences: usize, length: usize) -> Self {
+        Self::gpt2_small(sequences, length).sized("GPT-2 1.6B", [1600, 48, 25])
     }
 
     /// Returns the GPT-2 with another name, width, and numbers of layers and heads.
@@ -155,6 +161,10 @@ pub(crate) struct BenchJob {
     pub(crate) features: Features,
     /// Further environment variables of the program, with their values.
     pub(crate) variables: Vec<(&'static str, &'static str)>,
+    /// The folder that the program runs in; `None` for the scratch folder.
+    pub(crate) folder: Option<PathBuf>,
+    /// Time limit of the program; `None` for the limit of all programs.
+    pub(crate) limit: Option<Duration>,
 }
 
 impl BenchJob {
@@ -191,7 +201,8 @@ impl BenchJob {
 
     /// Returns a job of rank threads on the CPU backend.
     pub(crate) fn of_file(file: Value) -> Self {
-        Self { file, features: Features::Default, variables: vec![] }
+        let features = Features::Default;
+        Self { file, features, variables: vec![], folder: None, limit: None }
     }
 
     /// Returns the job with another value of the key `path`, such as `deepspeed.bf16.enabled`.
@@ -250,6 +261,16 @@ impl BenchJob {
     pub(crate) fn variable(mut self, name: &'static str, value: &'static str) -> Self {
         self.variables.push((name, value));
         self
+    }
+
+    /// Returns the job with another folder that its program runs in.
+    pub(crate) fn in_folder(self, folder: &Path) -> Self {
+        Self { folder: Some(folder.into()), ..self }
+    }
+
+    /// Returns the job with another time limit.
+    pub(crate) fn within(self, limit: Duration) -> Self {
+        Self { limit: Some(limit), ..self }
     }
 
     /// Returns the number of ranks in the file.

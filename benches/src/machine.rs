@@ -43,6 +43,21 @@ pub(crate) struct Machine {
     pub(crate) instructions: Vec<String>,
     /// Name and release of the operating system, such as `Linux 6.1.0`.
     pub(crate) kernel: String,
+    /// The GPU of the benchmark `gpu`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) gpu: Option<Gpu>,
+}
+
+/// An NVIDIA GPU.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Gpu {
+    /// Name, such as `NVIDIA H200`.
+    pub(crate) name: String,
+    /// Version of the driver.
+    pub(crate) driver: String,
+    /// Memory in bytes.
+    pub(crate) memory_bytes: u64,
 }
 
 /// The commit that was measured.
@@ -70,6 +85,7 @@ impl Machine {
             kernel: format!("{} {}", part(system.sysname()), part(system.release())),
             cpu,
             instructions,
+            gpu: None,
         }
     }
 }

@@ -7,6 +7,8 @@
 //! cargo run --release -p deepburn-benches -- report
 //! ```
 //!
+//! `benches/gpu/run` starts the benchmark `gpu` with programs that were built on another machine.
+//!
 //! Results are written to `benches/results/`. `benches/README.md` and five lines of the README are
 //! generated from them. Results of `--quick` are written to `target/benches/quick/`. See
 //! `benches/README.md` for the method.
@@ -59,16 +61,17 @@ use std::env;
 use std::error::Error;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::Parser;
 
 use crate::job::Features;
-use crate::machine::{Commit, Machine, now, output_of};
+use crate::machine::{Machine, now};
+use crate::programs::BuildSource;
 use crate::results::{Results, SCHEMA};
 use crate::suite::Suite;
-use crate::tables::{BENCHES, Bench};
+use crate::tables::{BENCHES, Bench, GpuOptions};
 
 /// A result, or an error whose message is printed to the terminal.
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
@@ -93,14 +96,23 @@ struct Options {
     /// Feature sets whose programs are not built and measured. Building one takes minutes.
     #[arg(long, value_name = "FEATURE", value_delimiter = ',')]
     without: Vec<Features>,
+    /// Options of the benchmark `gpu`.
+    #[command(flatten)]
+    gpu: GpuOptions,
 }
+
+/// Maximum number of characters of the failures that are listed at the end. They were printed in
+/// full when they occurred.
+const LISTED: usize = 3_000;
 
 fn main() -> ExitCode {
     let options = Options::parse();
     match run(options) {
         Ok(failures) if failures.is_empty() => ExitCode::SUCCESS,
         Ok(failures) => {
-            eprintln!("\n{} failed:\n{}", failures.len(), failures.join("\n"));
+            let each = LISTED / failures.len();
+            eprintln!("\n{} failed:", failures.len());
+            failures.iter().for_each(|failure| eprintln!("{}", shortened(failure, each)));
             ExitCode::FAILURE
         }
         Err(error) => {
@@ -110,6 +122,17 @@ fn main() -> ExitCode {
     }
 }
 
+/// Returns a text of which the middle is omitted if it has more than `limit` characters.
+fn shortened(text: &str, limit: usize) -> String {
+    let (count, half) = (text.chars().count(), limit / 2);
+    if count <= limit {
+        return text.into();
+    }
+    let [start, end] = [(0, half), (count - half, half)]
+        .map(|(from, number)| text.chars().skip(from).take(number).collect::<String>());
+    format!("{start} … {end}")
+}
+
 /// Runs the benchmarks in `options` and writes the report after each of them. Returns the runs that
 /// failed.
 ///
@@ -117,11 +140,19 @@ fn main() -> ExitCode {
 /// Returns an error if a name is unknown, if the workspace does not build, if git is missing, or if
 /// results or the report cannot be read or written.
 fn run(options: Options) -> Outcome<Vec<String>> {
-    let root =
-        Path::new(env!("CARGO_MANIFEST_DIR")).parent().ok_or("benches/ lies in no workspace")?;
+    let is_prebuilt = options.gpu.programs.is_some();
+    let root = match is_prebuilt {
+        // This program may have been built on another machine too.
+        true => env::current_dir()?,
+        false => PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).canonicalize()?,
+    };
     let benches = selected(&options.names)?;
-    let suite = Suite::new(root, options)?;
-    let (folder, report_file, readme) = destinations(&suite);
+    if benches.iter().any(|bench| bench.name == "gpu") && !is_prebuilt {
+        return Err("gpu needs --programs; use benches/gpu/build and benches/gpu/run".into());
+    }
+    let suite = Suite::new(&root, options)?;
+    let folder = suite.results_folder();
+    let (report_file, readme) = destinations(&suite);
     let write_report = || report::write(&folder, &report_file, readme.as_deref());
     fs::create_dir_all(&folder)?;
     let mut failures = Vec::new();
@@ -131,33 +162,35 @@ fn run(options: Options) -> Outcome<Vec<String>> {
         return Ok(failures);
     }
     // Read the commit before the build, because a later commit would not be the measured one.
-    let commit = Commit::of(&suite.root)?;
+    let source = BuildSource::of(&suite.root, suite.options.gpu.programs.as_deref())?;
     suite.build(Features::Default)?;
     for bench in benches {
-        let results = run_bench(&suite, bench, &commit)?;
+        let results = run_bench(&suite, bench, &source);
         // If nothing was measured, earlier results are kept.
         if results.tables.iter().any(|table| !table.rows.is_empty()) {
-            results.write(&folder.join(format!("{}.json", bench.name)))?;
+            results.write(&folder.join(format!("{}.json", results.bench)))?;
         }
         failures
             .extend(results.failures.iter().map(|failure| format!("{}: {failure}", bench.name)));
-        // The report is written after each benchmark, in case a later one is interrupted.
-        write_report()?;
+        // The report is written after each benchmark, in case a later one is interrupted. Results
+        // of another machine are brought back first.
+        match is_prebuilt {
+            true => println!("{}", report::section(&results)),
+            false => write_report()?,
+        }
     }
     Ok(failures)
 }
 
-/// Returns the folder of results, the report, and the README with generated lines.
+/// Returns the report, and the README with generated lines.
 ///
-/// For quick runs, the folder is `quick` in the suite's target folder, and has the report too. The
-/// README is not changed, because the figures of quick runs are not meaningful.
-fn destinations(suite: &Suite) -> (PathBuf, PathBuf, Option<PathBuf>) {
+/// For quick runs, the report is with the results. The README is not changed, because the figures
+/// of quick runs are not meaningful.
+fn destinations(suite: &Suite) -> (PathBuf, Option<PathBuf>) {
     if suite.options.quick {
-        let folder = suite.programs.folder().join("quick");
-        return (folder.clone(), folder.join("README.md"), None);
+        return (suite.results_folder().join("README.md"), None);
     }
-    let benches = suite.root.join("benches");
-    (benches.join("results"), benches.join("README.md"), Some(suite.root.join("README.md")))
+    (suite.root.join("benches/README.md"), Some(suite.root.join("README.md")))
 }
 
 /// Returns the benchmarks with these names, without duplicates and in the order of the suite. The
@@ -175,7 +208,10 @@ fn selected(names: &[String]) -> Outcome<Vec<&'static Bench>> {
             format!("unknown bench `{unknown}`; use all, report or {}", known.join(", ")).into()
         );
     }
-    let is_asked = |bench: &&Bench| names.iter().any(|name| name == "all" || name == bench.name);
+    // `gpu` needs programs of `benches/gpu/build`.
+    let is_asked = |bench: &&Bench| {
+        names.iter().any(|name| name == bench.name || name == "all" && bench.name != "gpu")
+    };
     Ok(BENCHES.iter().filter(is_asked).collect())
 }
 
@@ -183,12 +219,8 @@ fn selected(names: &[String]) -> Outcome<Vec<&'static Bench>> {
 ///
 /// Failed runs are recorded in the results, so that the completed tables of a benchmark are kept if
 /// it fails.
-///
-/// # Errors
-/// Returns an error if `rustc --version` cannot be run.
-fn run_bench(suite: &Suite, bench: &Bench, commit: &Commit) -> Outcome<Results> {
-    let mut versions =
-        BTreeMap::from([("rustc".into(), output_of(Command::new("rustc").arg("--version"))?)]);
+fn run_bench(suite: &Suite, bench: &Bench, source: &BuildSource) -> Results {
+    let mut versions = BTreeMap::from([("rustc".into(), source.rustc.clone())]);
     versions.extend(suite.peers.iter().flat_map(|peers| peers.found.versions.clone()));
     let mut results = Results {
         schema: SCHEMA,
@@ -196,7 +228,7 @@ fn run_bench(suite: &Suite, bench: &Bench, commit: &Commit) -> Outcome<Results> 
         quick: suite.options.quick,
         date: now(),
         command: command_line(suite.options.peers.as_deref()),
-        commit: commit.clone(),
+        commit: source.commit.clone(),
         machine: Machine::new(),
         versions,
         seconds: 0.0,
@@ -215,7 +247,7 @@ fn run_bench(suite: &Suite, bench: &Bench, commit: &Commit) -> Outcome<Results> 
     for missing in &results.missing {
         eprintln!("{}: missing: {missing}", bench.name);
     }
-    Ok(results)
+    results
 }
 
 /// Returns the command line for the report, in which the path of the peers' environment is replaced
@@ -242,9 +274,15 @@ mod tests {
                 .map(|benches| benches.iter().map(|bench| bench.name).collect::<Vec<_>>())
         };
         assert_eq!(names(&["startup", "step"]).expect("both exist"), ["step", "startup"]);
-        assert_eq!(names(&["all"]).expect("all").len(), BENCHES.len());
+        assert_eq!(names(&["all"]).expect("all").len(), BENCHES.len() - 1, "without gpu");
         assert_eq!(names(&["report"]).expect("none"), [""; 0]);
         let error = names(&["stepp"]).expect_err("unknown").to_string();
         assert!(error.starts_with("unknown bench `stepp`"), "{error}");
+    }
+
+    #[test]
+    fn long_texts_keep_their_ends() {
+        assert_eq!(shortened("äöü", 3), "äöü");
+        assert_eq!(shortened("äöüß", 2), "ä … ß");
     }
 }

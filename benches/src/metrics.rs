@@ -21,6 +21,8 @@ use crate::quantity::{Observations, Quantity};
 pub(crate) struct ObservedStep {
     /// Mean loss of the step over all ranks and micro-batches.
     pub(crate) loss: f64,
+    /// Norm of the gradients before clipping, if it was computed.
+    pub(crate) grad_norm: Option<f64>,
     /// Tokens of the step over all ranks, without padding.
     pub(crate) tokens: f64,
     /// Wall-clock seconds of the whole step, including the wait for data.
@@ -108,6 +110,7 @@ pub(crate) fn observe(rows: &[ObservedStep], uncounted: usize) -> Outcome<Observ
     found.push(Quantity::Optimizer, most(|memory| memory.optimizer));
     found.push(Quantity::Gathered, most(|memory| memory.gathered_peak));
     found.push(Quantity::Activations, most(|memory| memory.activations_peak));
+    found.push(Quantity::Device, most(|memory| memory.device_peak));
     found.push(Quantity::Disk, most(|memory| memory.disk_peak));
     Ok(found)
 }

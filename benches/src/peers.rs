@@ -13,6 +13,7 @@ use std::env;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use serde::Deserialize;
 
@@ -36,6 +37,9 @@ for name in ('torch', 'transformers', 'peft', 'deepspeed', 'xllamacpp'):
 torch = importlib.util.find_spec('torch')
 library = os.path.join(os.path.dirname(torch.origin), 'lib') if torch else None
 print(json.dumps({'versions': versions, 'library': library}))";
+
+/// Python in a virtual environment. A system's `/usr/bin` has no `python` without a version.
+const PYTHON: &str = "bin/python3";
 
 /// The output of the probe.
 #[derive(Debug, Deserialize)]
@@ -78,6 +82,7 @@ impl Script {
     /// The script of decoders with `--lora`.
     pub(crate) const ADAPTER: Self =
         Self { name: "decoder", packages: &["torch", "transformers", "peft"] };
+    pub(crate) const GPU: Self = Self { name: "on_gpu", packages: &["torch"] };
     pub(crate) const MATMUL: Self = Self { name: "matmul", packages: &["torch"] };
     pub(crate) const LLAMA_CPP: Self = Self { name: "llama_cpp", packages: &["xllamacpp"] };
     /// Starts another script as ranks.
@@ -102,6 +107,8 @@ pub(crate) struct PeerRun<'a> {
     pub(crate) options: Vec<String>,
     /// Further environment variables of the script, with their values.
     pub(crate) variables: Vec<(&'static str, &'static str)>,
+    /// Time limit; `None` for the limit of all programs.
+    pub(crate) limit: Option<Duration>,
 }
 
 impl<'a> PeerRun<'a> {
@@ -109,7 +116,7 @@ impl<'a> PeerRun<'a> {
     pub(crate) fn new(script: Script, workload: &'a Workload, steps: usize) -> Self {
         let precision = RunPrecision::Fp32;
         let (options, variables) = (vec![], vec![]);
-        Self { script, ranks: None, workload, precision, steps, options, variables }
+        Self { script, ranks: None, workload, precision, steps, options, variables, limit: None }
     }
 
     /// Returns the run with further options of the script.
@@ -134,7 +141,7 @@ impl Peers {
         // Programs with LibTorch run in the scratch folder, where a relative path would name
         // another folder.
         let environment = std::path::absolute(environment)?;
-        let mut probe = Command::new(environment.join("bin/python"));
+        let mut probe = Command::new(environment.join(PYTHON));
         let found = output_of(probe.args(["-c", PROBE])).map_err(|error| {
             format!("--peers {}: {error}; give a virtual environment", environment.display())
         })?;
@@ -182,7 +189,7 @@ impl Peers {
         ranks: usize,
         arguments: &[impl AsRef<OsStr>],
     ) -> Outcome<Command> {
-        let mut command = Command::new(self.environment.join("bin/python"));
+        let mut command = Command::new(self.environment.join(PYTHON));
         command.arg(self.file(script)).args(arguments);
         command.env("PATH", self.search_path()?).env("DS_ACCELERATOR", "cpu");
         // PyTorch would start a thread for each core in every rank, and the ranks would slow each
@@ -223,7 +230,7 @@ impl Peers {
         arguments.extend_from_slice(&run.options);
         let mut command = self.command(script, run.ranks.unwrap_or(1), &arguments)?;
         command.envs(run.variables.iter().copied());
-        let run = Watched::from(command).run()?;
+        let run = Watched::from(command).within(run.limit).run()?;
         let ready = run
             .lines
             .iter()

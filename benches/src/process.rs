@@ -29,7 +29,7 @@ use crate::quantity::{Observations, Quantity};
 const TICK: Duration = Duration::from_millis(10);
 /// Number of polls between two samples of memory, which are 50 ms apart.
 const TICKS_A_SAMPLE: u32 = 5;
-/// Maximum number of bytes of the standard error that an error quotes.
+/// Maximum number of bytes of each output that an error quotes.
 const QUOTED: usize = 2_000;
 /// Time limit of a run. The slowest run takes a few minutes. If a program hangs, the suite
 /// continues after this time.
@@ -84,6 +84,11 @@ impl Watched {
         Self { limit: BUILD_LIMIT, ..Self::from(command) }
     }
 
+    /// Sets another time limit. `None` keeps the limit.
+    pub(crate) fn within(self, limit: Option<Duration>) -> Self {
+        Self { limit: limit.unwrap_or(self.limit), ..self }
+    }
+
     /// Also records the arrival times of lines in `file`, which does not have to exist yet.
     pub(crate) fn with_file(self, file: PathBuf) -> Self {
         Self { file: Some(file), ..self }
@@ -95,7 +100,7 @@ impl Watched {
     ///
     /// # Errors
     /// Returns an error if the program cannot be started, if its exit status is not 0, or if it
-    /// takes longer than the time limit. The error quotes the end of its standard error.
+    /// takes longer than the time limit. The error quotes the ends of its two outputs.
     pub(crate) fn run(mut self) -> Outcome<ProgramRun> {
         let start = Instant::now();
         let program = self.command.get_program().to_string_lossy().into_owned();
@@ -129,11 +134,11 @@ impl Watched {
             Some(status) if status.success() => {
                 Ok(ProgramRun { seconds, peak_bytes: peak.bytes, lines, arrivals })
             }
-            Some(status) => Err(format!("{program}: {status}\n{}", end_of(&errors)).into()),
+            Some(status) => Err(format!("{program}: {status}\n{}", quoted(&lines, &errors)).into()),
             None => Err(format!(
                 "{program}: killed after {:?} without a result\n{}",
                 self.limit,
-                end_of(&errors)
+                quoted(&lines, &errors)
             )
             .into()),
         }
@@ -219,6 +224,12 @@ fn collect_errors(child: &mut Child) -> JoinHandle<String> {
     })
 }
 
+/// Returns the ends of standard output and standard error. Test programs report to the former.
+fn quoted(lines: &[(f64, String)], errors: &str) -> String {
+    let output: Vec<_> = lines.iter().map(|(_, line)| line.as_str()).collect();
+    format!("{}\n{}", end_of(&output.join("\n")), end_of(errors)).trim().into()
+}
+
 /// Returns about the last `QUOTED` bytes of a text, from a character boundary on, without
 /// surrounding white space.
 fn end_of(text: &str) -> &str {
@@ -247,10 +258,18 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_quotes_the_standard_error() {
+    fn a_failure_quotes_both_outputs() {
         let error =
-            shell("echo what is wrong >&2; exit 3").run().expect_err("status 3").to_string();
-        assert!(error.contains("exit status: 3") && error.contains("what is wrong"), "{error}");
+            shell("echo test A; echo what is wrong >&2; exit 3").run().expect_err("status 3");
+        let error = error.to_string();
+        assert!(error.ends_with("exit status: 3\ntest A\nwhat is wrong"), "{error}");
+    }
+
+    #[test]
+    fn a_program_that_hangs_is_killed() {
+        let hanging = shell("echo step 1; sleep 60").within(Some(Duration::from_millis(300)));
+        let error = hanging.run().expect_err("killed").to_string();
+        assert!(error.contains("killed after 300ms") && error.ends_with("step 1"), "{error}");
     }
 
     #[test]

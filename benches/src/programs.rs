@@ -11,6 +11,8 @@
 //! target/benches/work-<pid>-*/       scratch folders of running suites (see `suite`)
 //! ```
 //!
+//! With `--programs`, they were built on another machine, and nothing is built.
+//!
 //! The feature set `tch` is linked against the LibTorch of the peers' environment, so that DeepBurn
 //! and PyTorch use the same kernels.
 
@@ -22,11 +24,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use serde::Deserialize;
 use serde_json::Value;
 
 use crate::Outcome;
 use crate::job::Features;
-use crate::machine::output_of;
+use crate::machine::{Commit, output_of};
 use crate::peers::Peers;
 use crate::process::Watched;
 
@@ -50,8 +53,9 @@ impl Features {
 pub(crate) struct Programs {
     /// The workspace.
     root: PathBuf,
-    /// Cargo's target folder, which an environment variable or a configuration may change.
-    target: PathBuf,
+    /// The suite's folder: `benches` in cargo's target folder, which an environment variable or a
+    /// configuration may change, or the folder of `--programs`.
+    folder: PathBuf,
     /// The folder of each feature set that was built, or the error of its build. Errors are stored
     /// too, because a second build would take minutes to fail again.
     built: RefCell<HashMap<Features, Result<PathBuf, String>>>,
@@ -69,12 +73,29 @@ impl Programs {
         let metadata: Value = serde_json::from_str(&output_of(&mut metadata)?)?;
         let target =
             metadata["target_directory"].as_str().ok_or("cargo metadata names no target folder")?;
-        Ok(Self { root: root.into(), target: target.into(), built: RefCell::default() })
+        let folder = Path::new(target).join("benches");
+        Ok(Self { root: root.into(), folder, built: RefCell::default() })
     }
 
-    /// Returns the suite's folder in cargo's target folder.
-    pub(crate) fn folder(&self) -> PathBuf {
-        self.target.join("benches")
+    /// Takes the programs that `benches/gpu/build` left in `folder`. Nothing is built.
+    ///
+    /// # Errors
+    /// Returns an error if the current folder does not exist.
+    pub(crate) fn prebuilt(root: &Path, folder: &Path) -> Outcome<Self> {
+        // Programs run in other folders.
+        let folder = std::path::absolute(folder)?;
+        let missing = || Err("is not in the folder of --programs".to_owned());
+        let built = HashMap::from([
+            (Features::Default, Ok(folder.clone())),
+            (Features::Tch, missing()),
+            (Features::Mpi, missing()),
+        ]);
+        Ok(Self { root: root.into(), folder, built: RefCell::new(built) })
+    }
+
+    /// Returns the suite's folder, which has the programs and the scratch folder.
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
     }
 
     /// Returns the path of a program with these features. The first call for a feature set builds
@@ -158,6 +179,35 @@ impl Programs {
         command.args(["--", "--json"]).args(arguments);
         let output = Watched::build(command).run()?.output();
         Ok(Some(output.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()))
+    }
+}
+
+/// The source and the compiler of programs.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct BuildSource {
+    /// The commit that was built.
+    pub(crate) commit: Commit,
+    /// The output of `rustc --version`.
+    pub(crate) rustc: String,
+}
+
+impl BuildSource {
+    /// Reads `build.json` in the folder of `--programs`. Without such a folder, asks git and the
+    /// compiler about the workspace `root`.
+    ///
+    /// # Errors
+    /// Returns an error if the file cannot be read, or if git or the compiler cannot be run.
+    pub(crate) fn of(root: &Path, programs: Option<&Path>) -> Outcome<Self> {
+        let Some(folder) = programs else {
+            let rustc = output_of(Command::new("rustc").arg("--version"))?;
+            return Ok(Self { commit: Commit::of(root)?, rustc });
+        };
+        let file = folder.join("build.json");
+        let text = fs::read_to_string(&file).map_err(|error| {
+            format!("{}: {error}; make the folder with benches/gpu/build", file.display())
+        })?;
+        Ok(serde_json::from_str(&text)?)
     }
 }
 

@@ -46,6 +46,10 @@ pub(crate) enum Quantity {
     Gathered,
     /// Peak of activations on rank 0.
     Activations,
+    /// Peak of device memory on rank 0.
+    Device,
+    /// Peak of a GPU's memory in use, of all programs.
+    GpuMemory,
     /// Peak of offloaded bytes on NVMe on rank 0.
     Disk,
     /// Forecast of activations divided by the measured peak.
@@ -56,6 +60,19 @@ pub(crate) enum Quantity {
     DiskForecast,
     /// Forecast of the resident set divided by the measured peak.
     ResidentForecast,
+    /// Largest difference of a step's loss from the same step on another backend.
+    LossDifference,
+    /// Number of steps whose loss or norm has other bits than in another run. A trained model with
+    /// other bits counts as a step.
+    OtherBits,
+    /// Number of tests that passed.
+    Tests,
+    /// Time of a kernel in a step.
+    KernelTime,
+    /// Time of a kernel, as a fraction of the time of all kernels.
+    KernelShare,
+    /// Launches of a kernel in a step.
+    Launches,
 }
 
 /// Unit of the stored values of a quantity. [`Quantity::format`] prints a readable multiple of it.
@@ -73,6 +90,9 @@ enum Unit {
     Bytes,
     /// A number without a unit, such as a forecast divided by the measurement.
     Ratio,
+    /// A small number without a unit.
+    Difference,
+    Count,
 }
 
 impl Quantity {
@@ -95,11 +115,19 @@ impl Quantity {
             Self::Optimizer => ("optimizer states", Unit::Bytes),
             Self::Gathered => ("gathered", Unit::Bytes),
             Self::Activations => ("activations", Unit::Bytes),
+            Self::Device => ("device memory", Unit::Bytes),
+            Self::GpuMemory => ("GPU memory in use", Unit::Bytes),
             Self::Disk => ("NVMe", Unit::Bytes),
             Self::ActivationsForecast => ("activations, forecast / measured", Unit::Ratio),
             Self::DeviceForecast => ("device, forecast / measured", Unit::Ratio),
             Self::DiskForecast => ("NVMe, forecast / measured", Unit::Ratio),
             Self::ResidentForecast => ("resident set, forecast / measured", Unit::Ratio),
+            Self::LossDifference => ("difference of losses", Unit::Difference),
+            Self::OtherBits => ("steps with other bits", Unit::Count),
+            Self::Tests => ("tests passed", Unit::Count),
+            Self::KernelTime => ("time in a step", Unit::Seconds),
+            Self::KernelShare => ("share", Unit::Fraction),
+            Self::Launches => ("launches in a step", Unit::Count),
         }
     }
 
@@ -121,6 +149,9 @@ impl Quantity {
             Unit::Bytes if value < 1e9 => format!("{:.0} MB", value / 1e6),
             Unit::Bytes => format!("{:.2} GB", value / 1e9),
             Unit::Ratio => format!("{value:.2}"),
+            Unit::Difference if value == 0.0 => "0".into(),
+            Unit::Difference => format!("{value:.1e}"),
+            Unit::Count => format!("{value:.0}"),
         }
     }
 }
@@ -148,6 +179,14 @@ impl Observations {
         self
     }
 
+    /// Adds what another run observed. Quantities of both have the larger median.
+    pub(crate) fn raise(&mut self, other: &Self) {
+        for (quantity, value) in other.medians() {
+            let most = self.median(quantity).map_or(value, |own| own.max(value));
+            self.0.insert(quantity, vec![most]);
+        }
+    }
+
     /// Returns the median of each observed quantity, in the order of the columns.
     pub(crate) fn medians(&self) -> impl Iterator<Item = (Quantity, f64)> {
         self.0.iter().filter_map(|(quantity, values)| Some((*quantity, median(values)?)))
@@ -171,6 +210,8 @@ mod tests {
         assert_eq!(Quantity::Disk.format(2.5e8), "250 MB");
         assert_eq!(Quantity::DataWait.format(0.00042), "0.042 %");
         assert_eq!(Quantity::OfLimit.format(0.853), "85.3 %");
+        assert_eq!(Quantity::LossDifference.format(0.000012), "1.2e-5");
+        assert_eq!(Quantity::Launches.format(12.0), "12");
     }
 
     #[test]

@@ -21,9 +21,10 @@ use std::path::Path;
 
 use crate::Outcome;
 use crate::results::{Results, Table};
-use crate::tables::BENCHES;
+use crate::tables::{BENCHES, Bench};
 
 use highlights::{highlights, replace_highlights};
+pub(crate) use markdown::section;
 use markdown::{Pictures, report};
 use plot::{Theme, draw};
 
@@ -58,8 +59,19 @@ pub(crate) fn write(folder: &Path, report_file: &Path, readme: Option<&Path>) ->
 /// Returns an error if a file cannot be read or has another schema, because a report without its
 /// results would look complete.
 fn read_all(folder: &Path) -> Outcome<Vec<Results>> {
-    let read = |name: &str| Results::read(&folder.join(format!("{name}.json"))).transpose();
-    BENCHES.iter().filter_map(|bench| read(bench.name)).collect()
+    let mut found = vec![];
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let place =
+            Bench::of(&name).and_then(|it| BENCHES.iter().position(|bench| bench.name == it.name));
+        if let Some(place) = place.filter(|_| path.extension().is_some_and(|it| it == "json")) {
+            found.push((place, name, path));
+        }
+    }
+    // In the order of the suite. Several GPUs are in the order of their names.
+    found.sort();
+    found.iter().filter_map(|(_, _, path)| Results::read(path).transpose()).collect()
 }
 
 /// Draws the plot of a table for both backgrounds and writes the files to `folder`. Their names
@@ -105,10 +117,11 @@ mod tests {
         let folder = scratch.path().join("results");
         fs::create_dir(&folder).expect("made");
         let committed = root().join("benches/results");
-        for bench in &BENCHES {
-            let name = format!("{}.json", bench.name);
-            if committed.join(&name).exists() {
-                fs::copy(committed.join(&name), folder.join(&name)).expect("copied");
+        for entry in fs::read_dir(committed).expect("listed") {
+            let path = entry.expect("listed").path();
+            if path.extension().is_some_and(|extension| extension == "json") {
+                let name = path.file_name().expect("a file");
+                fs::copy(&path, folder.join(name)).expect("copied");
             }
         }
         fs::copy(root().join("README.md"), scratch.path().join("main.md")).expect("copied");

@@ -1,7 +1,8 @@
 //! The results of a benchmark: tables with rows and comparisons, and the machine, versions, commit
 //! and command.
 //!
-//! Main type: [`Results`], which is written to `benches/results/<bench>.json`. Values are in
+//! Main type: [`Results`], which is written to `benches/results/<bench>.json`, or to
+//! `benches/results/gpu-<card>.json`. Values are in
 //! seconds, bytes, tokens per second and GFLOP/s. Fractions and ratios are numbers without a unit.
 //!
 //! ```text
@@ -282,6 +283,7 @@ pub(crate) mod tests {
                 memory_bytes: 24_000_000_000,
                 instructions: vec!["avx2".into()],
                 kernel: "Linux 6".into(),
+                gpu: None,
             },
             versions: BTreeMap::from([("rustc".into(), "1.92.0".into())]),
             seconds: 61.0,

@@ -47,7 +47,7 @@ pub(crate) struct Suite {
     pub(crate) options: Options,
     /// The Python environment of `--peers`.
     pub(crate) peers: Option<Peers>,
-    /// The programs, which are built when they are first needed.
+    /// The programs, which are built when they are first needed, or were built before.
     pub(crate) programs: Programs,
     /// The scratch folder, removed with the suite.
     scratch: TempDir,
@@ -73,9 +73,12 @@ impl Suite {
     /// # Errors
     /// Returns an error if cargo or the environment of peers cannot be used.
     pub(crate) fn new(root: &Path, options: Options) -> Outcome<Self> {
-        let programs = Programs::new(root)?;
+        let programs = match &options.gpu.programs {
+            Some(folder) => Programs::prebuilt(root, folder)?,
+            None => Programs::new(root)?,
+        };
         fs::create_dir_all(programs.folder())?;
-        remove_stale(&programs.folder())?;
+        remove_stale(programs.folder())?;
         // The ID shows later suites whether this one is still running.
         let prefix = format!("work-{}-", std::process::id());
         let mpirun = output_of(Command::new("mpirun").arg("--version"));
@@ -109,6 +112,15 @@ impl Suite {
     /// runs.
     pub(crate) fn bound(&self, bound: Bound) -> Option<Bound> {
         (!self.options.quick).then_some(bound)
+    }
+
+    /// Returns the folder of results. For quick runs, it is `quick` in the suite's folder.
+    pub(crate) fn results_folder(&self) -> PathBuf {
+        match &self.options.gpu.results {
+            Some(folder) => folder.clone(),
+            None if self.options.quick => self.programs.folder().join("quick"),
+            None => self.root.join("benches/results"),
+        }
     }
 
     /// Returns the scratch folder.
@@ -214,8 +226,9 @@ impl Suite {
             let folders = [libtorch].into_iter().chain(env::split_paths(&before));
             command.env("LD_LIBRARY_PATH", env::join_paths(folders)?);
         }
+        command.current_dir(job.folder.as_deref().unwrap_or(self.scratch()));
         // With the caches of the user, runs would depend on earlier runs.
-        command.current_dir(self.scratch()).env("XDG_CACHE_HOME", self.scratch().join("cache"));
+        command.env("XDG_CACHE_HOME", self.scratch().join("cache"));
         // A missing file is an error at once, instead of a download.
         command.env("HF_HUB_OFFLINE", "1").envs(job.variables.iter().copied());
         Ok(command)
@@ -251,7 +264,12 @@ impl Suite {
             .args(options);
         // Unless the run resumes, the file does not exist yet. It is watched as soon as it exists.
         let metrics = output.path().join("run/metrics.jsonl");
-        let run = Watched::from(command).with_file(metrics.clone()).run()?;
+        let run = Watched::from(command).with_file(metrics.clone()).within(job.limit).run();
+        // A run that was too slow still says how slow.
+        let run = run.map_err(|error| match fs::read_to_string(&metrics) {
+            Ok(rows) => format!("{error}\n{} steps were made", rows.lines().count()).into(),
+            Err(_) => error,
+        })?;
         let rows = parse_steps(&fs::read_to_string(metrics)?)?;
         Ok(TrainingRun { rows, run, output })
     }

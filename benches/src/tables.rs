@@ -16,6 +16,7 @@ mod decoders;
 mod decorator;
 mod forecast;
 mod generation;
+mod gpu;
 mod lengths;
 mod loader;
 mod offload;
@@ -43,6 +44,8 @@ use crate::results::{Plot, Results, Table};
 use crate::rounds::{RoundRecorder, Variants};
 use crate::suite::{Suite, TrainingRun};
 
+pub(crate) use gpu::GpuOptions;
+
 /// Columns of tables about training: time, memory of all processes, and memory of rank 0 by
 /// category.
 const TRAINING: [Quantity; 8] = [
@@ -66,7 +69,7 @@ fn gpt2(suite: &Suite, full: (usize, usize), quick: (usize, usize)) -> Workload 
 /// A benchmark of the suite.
 #[derive(Debug)]
 pub(crate) struct Bench {
-    /// Name on the command line, and of the file of results.
+    /// Name on the command line, and of the file of results, which may have a suffix: `gpu-<card>`.
     pub(crate) name: &'static str,
     /// Heading in the report.
     pub(crate) title: &'static str,
@@ -77,8 +80,16 @@ pub(crate) struct Bench {
     pub(crate) run: fn(&Suite, &mut Results) -> Outcome<()>,
 }
 
+impl Bench {
+    /// Returns the benchmark of results with this name.
+    pub(crate) fn of(results: &str) -> Option<&'static Self> {
+        let name = results.split_once('-').map_or(results, |(name, _)| name);
+        BENCHES.iter().find(|bench| bench.name == name)
+    }
+}
+
 /// All benchmarks, in the order in which they are run and reported.
-pub(crate) const BENCHES: [Bench; 20] = [
+pub(crate) const BENCHES: [Bench; 21] = [
     step::BENCH,
     lengths::BENCH,
     compiled_ranks::BENCH,
@@ -99,4 +110,5 @@ pub(crate) const BENCHES: [Bench; 20] = [
     checkpoints::BENCH,
     batching::BENCH,
     forecast::BENCH,
+    gpu::BENCH,
 ];

@@ -10,11 +10,11 @@
 use std::collections::HashMap;
 use std::fmt::{self, Write as _};
 
-use crate::machine::Machine;
+use crate::machine::{Gpu, Machine};
 use crate::quantity::Quantity;
 use crate::results::{Bound, MeasuredRow, Results, RowComparison, Table};
 use crate::statistics::RoundSummary;
-use crate::tables::{BENCHES, Bench};
+use crate::tables::Bench;
 
 /// The plots of tables: links for a light and a dark background, relative to the report, by
 /// benchmark and title.
@@ -37,7 +37,7 @@ cargo run --release -p deepburn-benches -- all --quick
 Without it, without Open MPI (`mpirun`, and what the feature `mpi` needs) or without a bench of a crate, the suite \
 measures the rest and says what is missing. It builds the programs itself and needs no network. `--quick` tries the \
 suite on small models in a few minutes; its results go to `target/benches/quick`. `report` alone generates this file \
-and the plots from the results. [`gpu.sh`](gpu.sh) measures on a GPU.
+and the plots from the results. [`gpu`](gpu/README.md) measures on an NVIDIA GPU.
 
 ## Method
 
@@ -71,7 +71,7 @@ fn push_results(text: &mut String, results: &[Results], pictures: &Pictures) -> 
     push_bounds(text, results)?;
     for results in results {
         // The texts of a section are in the program, and not in the results.
-        if let Some(bench) = BENCHES.iter().find(|bench| bench.name == results.bench) {
+        if let Some(bench) = Bench::of(&results.bench) {
             push_bench(text, bench, results, pictures)?;
         }
     }
@@ -100,6 +100,16 @@ fn push_bounds(text: &mut String, results: &[Results]) -> fmt::Result {
     Ok(())
 }
 
+/// Returns the section of a benchmark without plots, to print it.
+pub(crate) fn section(results: &Results) -> String {
+    let mut text = String::new();
+    if let Some(bench) = Bench::of(&results.bench) {
+        // Writing to a string cannot fail.
+        let _ = push_bench(&mut text, bench, results, &Pictures::new());
+    }
+    text
+}
+
 /// Appends the section of a benchmark.
 ///
 /// For a missing program or a failure, the list has the first line of the message. The complete
@@ -110,7 +120,8 @@ fn push_bench(
     results: &Results,
     pictures: &Pictures,
 ) -> fmt::Result {
-    writeln!(text, "\n## {}\n\n{}", bench.title, bench.about)?;
+    let gpu = results.machine.gpu.as_ref().map(|gpu| format!(": {}", gpu.name));
+    writeln!(text, "\n## {}{}\n\n{}", bench.title, gpu.unwrap_or_default(), bench.about)?;
     if results.quick {
         let warning = "Small models and one round: the figures only show that the suite works.";
         writeln!(text, "\n**{warning}**")?;
@@ -187,14 +198,18 @@ fn push_comparisons(text: &mut String, table: &Table) -> fmt::Result {
 /// the measurement can be repeated.
 fn push_source(text: &mut String, results: &Results) -> fmt::Result {
     let Results { command, machine, commit, date, .. } = results;
-    let Machine { cpu, cores, memory_bytes, instructions, kernel } = machine;
+    let Machine { cpu, cores, memory_bytes, instructions, kernel, gpu } = machine;
+    let gpu = gpu.as_ref().map(|Gpu { name, driver, memory_bytes }| {
+        format!("{name}, {:.0} GB, driver {driver}; ", *memory_bytes as f64 / 1e9)
+    });
     let versions: Vec<_> =
         results.versions.iter().map(|(name, version)| version_of(name, version)).collect();
     let dirty = if commit.dirty { ", with changes" } else { "" };
     writeln!(
         text,
-        "\n<sub>`{command}`, {} s. {cpu}, {cores} cores ({}), {:.0} GB, {kernel}; {}; commit {}{dirty}; {date}.</sub>",
+        "\n<sub>`{command}`, {} s. {}{cpu}, {cores} cores ({}), {:.0} GB, {kernel}; {}; commit {}{dirty}; {date}.</sub>",
         results.seconds.round(),
+        gpu.unwrap_or_default(),
         instructions.join(" "),
         *memory_bytes as f64 / 1e9,
         versions.join(", "),

@@ -21,11 +21,11 @@ const OTHERS: [&str; 9] =
 fn commands_exist() {
     let mut checker = Checker { is_known: known_keys(), options: HashMap::new(), checked: 0 };
     let mut faults = vec![];
-    for page in Page::all() {
+    for page in Page::all().into_iter().chain([Page::of_gpu_scripts()]) {
         let blocks = page.blocks();
         let scripts =
             blocks.iter().filter(|block| block.language == "sh").map(|block| block.code.clone());
-        let starts = ["cargo ", "deepburn ", "finetune "];
+        let starts = ["cargo ", "deepburn ", "finetune ", "benches/gpu/"];
         let inline = page
             .inline_code()
             .into_iter()
@@ -60,6 +60,7 @@ impl<K: Fn(&str) -> bool> Checker<K> {
         match program.strip_prefix("target/release/").unwrap_or(program) {
             "cargo" => self.cargo(arguments),
             program @ ("finetune" | "deepburn") => self.program(program, arguments),
+            script @ ("benches/gpu/build" | "benches/gpu/run") => check_script(script, arguments),
             other if OTHERS.contains(&other) => Ok(()),
             other => Err(format!("unknown program {other}")),
         }
@@ -173,6 +174,15 @@ fn check_target(option: &str, name: &str) -> Result<(), String> {
         path.join(format!("{name}.rs")).exists() || path.join(name).join("main.rs").exists()
     };
     members().iter().any(|member| exists(member)).then_some(()).ok_or(format!("no {option} {name}"))
+}
+
+/// Checks options of a script, which its head lists, and names of steps.
+fn check_script(path: &str, arguments: &[String]) -> Result<(), String> {
+    let text = fs::read_to_string(root().join(path)).unwrap();
+    let head: String = text.lines().take_while(|line| line.starts_with('#')).collect();
+    let words: Vec<_> = head.split(|c: char| c.is_whitespace() || ",;#".contains(c)).collect();
+    let mut all = arguments.iter().flat_map(|word| word.split(','));
+    all.find(|word| !words.contains(word)).map_or(Ok(()), |word| Err(format!("unknown {word}")))
 }
 
 fn check_benches(arguments: &[String]) -> Result<(), String> {

@@ -4,11 +4,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Other pages than the README and the book. Only their links are checked.
-const OTHERS: [&str; 5] = [
+const OTHERS: [&str; 6] = [
     "ARCHITECTURE.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "benches/README.md",
+    "benches/gpu/README.md",
     "configs/guides/README.md",
 ];
 
@@ -41,6 +42,11 @@ impl Page {
         paths.sort();
         paths.insert(0, "README.md".to_owned());
         paths.into_iter().map(Self::read).collect()
+    }
+
+    /// Reads the page of the scripts in `benches/gpu`.
+    pub(crate) fn of_gpu_scripts() -> Self {
+        Self::read("benches/gpu/README.md".to_owned())
     }
 
     /// Reads the other pages of the repository.

@@ -84,12 +84,16 @@ impl AllocationCounts {
 impl DriverCounts {
     /// Returns what this process asked more than `other`, which did less of the same.
     ///
-    /// The difference of a run of three steps and one of two is a step. Memory is not subtracted,
-    /// because its peak is not a sum over steps.
+    /// The difference of a run of three steps and one of two is a step. Bytes of memory are not
+    /// subtracted, because they are not a sum over steps.
     pub fn beyond(&self, other: &Self) -> Self {
         let copies = |all: CopyCounts, part: CopyCounts| CopyCounts {
             copies: all.copies.saturating_sub(part.copies),
             bytes: all.bytes.saturating_sub(part.bytes),
+        };
+        let memory = |all: AllocationCounts, part: AllocationCounts| AllocationCounts {
+            allocations: all.allocations.saturating_sub(part.allocations),
+            ..all
         };
         let kernels = self.kernels.iter().map(|(name, count)| {
             let before = other.kernels.get(name).copied().unwrap_or(0);
@@ -104,8 +108,8 @@ impl DriverCounts {
                 for_events: self.waits.for_events.saturating_sub(other.waits.for_events),
                 for_streams: self.waits.for_streams.saturating_sub(other.waits.for_streams),
             },
-            device_memory: self.device_memory,
-            pinned_memory: self.pinned_memory,
+            device_memory: memory(self.device_memory, other.device_memory),
+            pinned_memory: memory(self.pinned_memory, other.pinned_memory),
             modules: self.modules.saturating_sub(other.modules),
             events: self.events.saturating_sub(other.events),
             streams: self.streams.saturating_sub(other.streams),
@@ -124,11 +128,14 @@ mod tests {
             launches,
             kernels: [("add".to_owned(), launches), ("init".to_owned(), 1)].into(),
             to_host: CopyCounts { copies: 1, bytes },
+            device_memory: AllocationCounts { allocations: 2, bytes, peak_bytes: bytes },
             ..DriverCounts::default()
         };
         let step = run(7, 30).beyond(&run(4, 20));
         assert_eq!((step.launches, step.to_host.bytes, step.to_host.copies), (3, 10, 0));
         assert_eq!(step.kernels, [("add".to_owned(), 3)].into());
+        let memory = AllocationCounts { allocations: 0, bytes: 30, peak_bytes: 30 };
+        assert_eq!(step.device_memory, memory);
     }
 
     #[test]

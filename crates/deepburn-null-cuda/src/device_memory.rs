@@ -39,7 +39,8 @@ impl DeviceMemory {
             return None;
         }
         let address = self.next;
-        self.next += bytes.next_multiple_of(ALIGNMENT);
+        // Addresses differ, also of allocations of 0 bytes.
+        self.next += bytes.max(1).next_multiple_of(ALIGNMENT);
         self.blocks.insert(address, bytes);
         self.counts.add(bytes);
         Some(address)

@@ -15,6 +15,12 @@ use crate::pinned_memory::PinnedMemory;
 use crate::ptx;
 use crate::settings::DriverSettings;
 
+/// The largest number of threads of a block.
+pub(crate) const MAX_THREADS: u64 = 1024;
+
+/// The largest number of bytes of shared memory of a block, on compute capability 9.0.
+pub(crate) const MAX_SHARED: u32 = 232_448;
+
 /// Returns the driver of this process. The first call reads the settings.
 pub(crate) fn driver() -> &'static Driver {
     static DRIVER: LazyLock<Driver> = LazyLock::new(|| {
@@ -183,7 +189,8 @@ impl Driver {
         kernels.len()
     }
 
-    /// Counts a launch. `grid`, `block` and `shared`, the bytes of shared memory, are only logged.
+    /// Counts a launch of blocks with `shared` bytes of shared memory. As on a device, empty grids
+    /// and blocks beyond its limits are errors.
     pub(crate) fn launch(
         &self,
         handle: usize,
@@ -195,6 +202,14 @@ impl Driver {
         let Some(kernel) = handle.checked_sub(1).and_then(|index| kernels.get(index)) else {
             return CuResult::InvalidHandle;
         };
+        let threads = block.map(u64::from).iter().product::<u64>();
+        if grid.contains(&0) || threads == 0 || threads > MAX_THREADS || shared > MAX_SHARED {
+            self.log(format_args!(
+                "error: {}: grid {grid:?}, block {block:?}, {shared} bytes shared",
+                kernel.name
+            ));
+            return CuResult::InvalidValue;
+        }
         kernel.launches.fetch_add(1, Relaxed);
         self.log(format_args!(
             "launch {}: grid {grid:?}, block {block:?}, {shared} bytes shared",
@@ -257,6 +272,14 @@ mod tests {
         }
         for handle in [0, 4] {
             assert_eq!(driver.launch(handle, [1; 3], [1; 3], 0), CuResult::InvalidHandle);
+        }
+        for (grid, block, shared) in [
+            ([0, 1, 1], [32, 1, 1], 0),
+            ([1; 3], [32, 0, 1], 0),
+            ([1; 3], [32, 33, 1], 0),
+            ([1; 3], [32, 32, 1], MAX_SHARED + 1),
+        ] {
+            assert_eq!(driver.launch(add, grid, block, shared), CuResult::InvalidValue);
         }
         let counts = driver.counts();
         assert_eq!(counts.launches, 4);

@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 use super::{CuResult, give};
-use crate::driver::driver;
+use crate::driver::{MAX_SHARED, MAX_THREADS, driver};
 
 /// The handle of the primary context.
 const CONTEXT: usize = 1;
@@ -13,7 +13,7 @@ const CONTEXT: usize = 1;
 fn attribute(number: c_int) -> Option<c_int> {
     Some(match number {
         // Threads of a block, in all and along each axis.
-        1..=3 => 1024,
+        1..=3 => MAX_THREADS as c_int,
         4 => 64,
         // Blocks of a grid along each axis.
         5 => c_int::MAX,
@@ -26,7 +26,7 @@ fn attribute(number: c_int) -> Option<c_int> {
         75 => 9,
         76 => 0,
         // Shared memory of a block, if it asks for more than the default.
-        97 => 232_448,
+        97 => MAX_SHARED as c_int,
         _ => return None,
     })
 }

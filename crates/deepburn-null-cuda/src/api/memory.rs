@@ -10,9 +10,6 @@ use crate::driver::{CopyTarget, driver};
 /// # Safety
 /// `address` is null or can be written.
 unsafe fn allocate(address: *mut u64, bytes: usize) -> CuResult {
-    if bytes == 0 {
-        return CuResult::InvalidValue;
-    }
     let (found, counts) = {
         let mut device = driver().device();
         (device.allocate(bytes as u64), device.counts)
@@ -35,6 +32,10 @@ fn release(address: u64) -> CuResult {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cuMemAlloc_v2(address: *mut u64, bytes: usize) -> CuResult {
+    // Of the two functions, only this one is documented to reject 0 bytes.
+    if bytes == 0 {
+        return CuResult::InvalidValue;
+    }
     // SAFETY: the caller passes a place for the address.
     unsafe { allocate(address, bytes) }
 }

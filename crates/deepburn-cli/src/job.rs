@@ -15,6 +15,7 @@
 //! memory.rs          memory limits of the machine
 //! devices.rs         the device of each rank
 //! device_check.rs    a self-test of a device
+//! device_fault.rs    causes of failures of devices, and remedies
 //! device_panics.rs   panics in the threads of devices
 //! instructions.rs    the instructions of CPU kernels, in words
 //! gguf_file.rs       paths of GGUF files
@@ -28,6 +29,7 @@
 pub(crate) mod adapted_model;
 pub(crate) mod adapter_base;
 pub(crate) mod device_check;
+pub(crate) mod device_fault;
 pub(crate) mod device_panics;
 pub(crate) mod devices;
 pub(crate) mod gguf_file;

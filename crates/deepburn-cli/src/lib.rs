@@ -77,9 +77,11 @@ pub fn parse<A: Parser>() -> A {
 /// receives the same events. It records phases and collectives once it is configured with the steps
 /// to profile.
 pub fn start_logging() -> Profiler {
-    // Other crates log too much below warnings.
+    // Other crates log too much below warnings. CubeCL also warns of each panic in the thread of a
+    // device, without its text; `job::device_panics` reports it.
     let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| {
-        let notes = "warn,deepburn_cli=info,deepburn_models=info,deepburn_launch=info";
+        let notes =
+            "warn,cubecl_common=error,deepburn_cli=info,deepburn_models=info,deepburn_launch=info";
         tracing_subscriber::EnvFilter::new(if prints_messages() { notes } else { "off" })
     });
     let notes = tracing_subscriber::fmt::layer()

@@ -78,31 +78,32 @@ fn expected() -> Vec<f32> {
 fn judge(backend: Backend, device: &str, computed: Caught<Vec<f32>>) -> Result<(), Failure> {
     let Caught { result, panics } = computed;
     let expected = expected();
-    let problem = match (panics.first(), &result) {
+    let (problem, known_remedy) = match (panics.first(), &result) {
         (None, Some(values)) if *values == expected => return Ok(()),
-        (Some(panic), _) => panic.clone(),
-        (None, None) => "the self-test ended without a result".to_owned(),
+        (Some(fault), _) => (fault.cause.clone(), fault.remedy),
+        (None, None) => ("the self-test ended without a result".to_owned(), None),
         (None, Some(values)) => {
             let wrong = values.iter().zip(&expected).filter(|(value, right)| value != right);
             let first = wrong
                 .clone()
                 .next()
                 .map(|(value, right)| format!("; the first is {value} instead of {right}"));
-            format!(
+            let problem = format!(
                 "{} of {} results are wrong{}",
                 wrong.count() + expected.len().abs_diff(values.len()),
                 expected.len(),
                 first.unwrap_or_default()
-            )
+            );
+            (problem, None)
         }
     };
-    let remedy = match backend {
+    let remedy = known_remedy.unwrap_or(match backend {
         Backend::Cuda => {
             "check that the program finds CUDA's compiler, libnvrtc.so (LD_LIBRARY_PATH), and its headers (CUDA_PATH, \
              the folder with include/cuda_runtime.h)"
         }
         _ => "check the device's driver",
-    };
+    });
     Err(Failure::run(format!(
         "training.backend: \"{}\": the device {device} failed its self-test: {problem}; {remedy}, or use \"flex\"",
         backend.name()
@@ -112,9 +113,10 @@ fn judge(backend: Backend, device: &str, computed: Caught<Vec<f32>>) -> Result<(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::job::device_fault::DeviceFault;
 
     fn error(backend: Backend, result: Option<Vec<f32>>, panics: &[&str]) -> String {
-        let panics = panics.iter().map(|text| text.to_string()).collect();
+        let panics = panics.iter().map(|text| DeviceFault::of(text)).collect();
         let failure = judge(backend, "CudaDevice { index: 1 }", Caught { result, panics });
         let failure = failure.expect_err("a device that does not compute is refused");
         assert_eq!(failure.status(), 1);
@@ -149,13 +151,18 @@ mod tests {
         assert!(message.contains("driver") && !message.contains("CUDA_PATH"), "{message}");
     }
 
-    /// A panic in the device's thread is refused even if the results happen to be right.
+    /// A panic in the device's thread is refused even if the results happen to be right. The
+    /// remedy belongs to its cause.
     #[test]
     fn panics_are_the_cause() {
         let text = "Unable to dynamically load the \"nvrtc\" shared library";
         for result in [None, Some(expected())] {
-            let message = error(Backend::Cuda, result, &[text, "a consequence"]);
-            assert!(message.contains(text) && !message.contains("a consequence"), "{message}");
+            let message = error(Backend::Cuda, result.clone(), &[text, "a consequence"]);
+            assert!(message.contains("libnvrtc.so, was not found"), "{message}");
+            assert!(message.contains("LD_LIBRARY_PATH") && !message.contains("CUDA_PATH"));
+            assert!(!message.contains("a consequence"), "{message}");
+            let unknown = error(Backend::Cuda, result, &["the device is lost"]);
+            assert!(unknown.contains("self-test: the device is lost; check that"), "{unknown}");
         }
         assert!(error(Backend::Cuda, None, &[]).contains("without a result"));
     }

@@ -5,31 +5,31 @@
 //! wrote. Training would continue with it. This module therefore keeps the first such panic, and
 //! the run ends after the step ([`check`]).
 //!
-//! The panic hook of the process is wrapped once ([`watch`]). It still prints panics, unless
-//! [`caught`] returns them.
+//! The panic hook of the process is wrapped once ([`watch`]). It prints neither panics that
+//! [`caught`] returns nor panics of device threads: the error of the run has the first one, and
+//! every later launch fails as well, thousands of times.
 
 use std::panic::{self, AssertUnwindSafe, PanicHookInfo};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
 use deepburn::BoxError;
-use deepburn::comm::panic_message;
+use deepburn::comm::{FailureCause, panic_message};
 
-/// The length at which the text of a panic is cut. Some contain whole programs.
-const LONGEST_TEXT: usize = 400;
+use crate::job::device_fault::DeviceFault;
 
 /// What the hook has seen.
-static SEEN: Mutex<PanicTexts> = Mutex::new(PanicTexts { caught: None, first_of_device: None });
+static SEEN: Mutex<DevicePanics> = Mutex::new(DevicePanics { caught: None, first_of_device: None });
 
-/// The texts of panics.
-struct PanicTexts {
+/// The panics of devices.
+struct DevicePanics {
     /// Panics since [`caught`] began; `None` outside of it.
-    caught: Option<Vec<String>>,
+    caught: Option<Vec<DeviceFault>>,
     /// The first panic in the thread of a device that was not caught.
-    first_of_device: Option<String>,
+    first_of_device: Option<DeviceFault>,
 }
 
 /// Returns what the hook has seen. A panic while it is locked changes nothing in it.
-fn seen() -> MutexGuard<'static, PanicTexts> {
+fn seen() -> MutexGuard<'static, DevicePanics> {
     SEEN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -48,17 +48,17 @@ pub(crate) fn watch() {
 
 /// Records a panic. Returns `false` if the previous hook should print it.
 fn record(info: &PanicHookInfo<'_>) -> bool {
-    let text = shortened(&panic_message(info.payload()));
+    let fault = DeviceFault::of(&panic_message(info.payload()));
     let mut seen = seen();
     if let Some(caught) = &mut seen.caught {
-        caught.push(text);
+        caught.push(fault);
         return true;
     }
-    let thread = std::thread::current();
-    if seen.first_of_device.is_none() && thread.name().is_some_and(is_device_thread) {
-        seen.first_of_device = Some(text);
+    let is_device = std::thread::current().name().is_some_and(is_device_thread);
+    if is_device {
+        seen.first_of_device.get_or_insert(fault);
     }
-    false
+    is_device
 }
 
 /// Returns whether CubeCL gives this name to the thread of a device, such as `DSU-0-1`.
@@ -66,19 +66,12 @@ fn is_device_thread(name: &str) -> bool {
     ["DSU-", "DSD-"].iter().any(|prefix| name.starts_with(prefix))
 }
 
-/// Returns the first line of the text, cut at [`LONGEST_TEXT`] bytes.
-fn shortened(text: &str) -> String {
-    let line = text.lines().next().unwrap_or_default();
-    let end = (0..=LONGEST_TEXT.min(line.len())).rev().find(|end| line.is_char_boundary(*end));
-    line[..end.unwrap_or(0)].to_owned()
-}
-
 /// The result of work that may have panicked.
 pub(crate) struct Caught<T> {
     /// What the work returned; `None` if it panicked.
     pub(crate) result: Option<T>,
-    /// The texts of all panics meanwhile, also of threads that the work waited for.
-    pub(crate) panics: Vec<String>,
+    /// All panics meanwhile, also of threads that the work waited for.
+    pub(crate) panics: Vec<DeviceFault>,
 }
 
 /// Runs `work` and catches its panics, which are not printed. One call runs at a time.
@@ -95,43 +88,42 @@ pub(crate) fn caught<T>(work: impl FnOnce() -> T) -> Caught<T> {
 /// Fails if the thread of a device has panicked, because results since then are undefined.
 ///
 /// # Errors
-/// Returns an error with the text of the panic and, if the device had no memory left, remedies.
+/// Returns an error with the cause of the panic and, if it is a known one, a remedy.
 pub(crate) fn check() -> Result<(), BoxError> {
     match &seen().first_of_device {
         None => Ok(()),
-        Some(text) => Err(cause(text).into()),
+        Some(fault) => Err(message(fault).into()),
     }
 }
 
-/// Returns the panic of a device thread as the cause of a failure, to be appended to its message;
-/// an empty text without one, or if the message has it. A read that follows such a panic fails with
-/// an error that does not name it.
-pub(crate) fn as_cause_of(message: &str) -> String {
-    let seen = seen();
-    let text = seen.first_of_device.as_deref().filter(|text| !message.contains(text));
-    text.map(|text| format!("; {}", cause(text))).unwrap_or_default()
+/// Returns the fault of a device behind the failure of a rank, in words.
+///
+/// If the thread of a device has panicked, the rank's next read fails with an error that does not
+/// name the reason. Failed launches are not panics: the error of the next read lists them, with
+/// their kernels.
+pub(crate) fn behind<E>(cause: &FailureCause<E>) -> Option<String> {
+    let FailureCause::Panic { message: text, .. } = cause else { return None };
+    let of_thread = seen().first_of_device.as_ref().map(message);
+    of_thread.or_else(|| DeviceFault::known(text).map(|fault| fault.to_string()))
 }
 
-/// Returns what a panic of a device thread means.
-fn cause(text: &str) -> String {
-    match size_of_allocation(text) {
-        Some(bytes) => format!(
-            "the device could not allocate an array of {:.0} MB: {text}; lower train_micro_batch_size_per_gpu, enable \
-             activation checkpointing, offload optimizer states, raise the ZeRO stage, or use more devices",
-            bytes as f64 / 1e6
-        ),
+/// Returns the panic of a device thread as the cause of a failure that is not a panic, to be
+/// appended to its message; an empty text without one, or if the message has it.
+pub(crate) fn as_cause_of(failure: &str) -> String {
+    let of_thread = seen().first_of_device.as_ref().map(message);
+    let missing = of_thread.filter(|message| !failure.contains(message.as_str()));
+    missing.map(|message| format!("; {message}")).unwrap_or_default()
+}
+
+/// Returns what the panic of a device thread means for the run.
+fn message(fault: &DeviceFault) -> String {
+    match fault.remedy {
+        Some(_) => fault.to_string(),
         None => format!(
-            "the thread of the device failed: {text}; its results are undefined from there on, so start again from a \
+            "the thread of the device failed: {fault}; its results are undefined from there on, so start again from a \
              checkpoint of an earlier step"
         ),
     }
-}
-
-/// Returns the bytes of an allocation for which a device had no memory, from the text of CubeCL's
-/// error `BufferTooBig`.
-fn size_of_allocation(text: &str) -> Option<u64> {
-    let (_, rest) = text.split_once("BufferTooBig { size: ")?;
-    rest.split(|it: char| !it.is_ascii_digit()).next()?.parse().ok()
 }
 
 #[cfg(test)]
@@ -142,7 +134,7 @@ mod tests {
     fn a_caught_panic_has_its_text() {
         let failed = caught(|| -> u32 { panic!("no {}\nsecond line", "driver") });
         assert_eq!(failed.result, None);
-        assert!(failed.panics.contains(&"no driver".to_owned()), "{:?}", failed.panics);
+        assert!(failed.panics.iter().any(|it| it.cause == "no driver"), "{:?}", failed.panics);
         assert_eq!(caught(|| 3).result, Some(3));
     }
 
@@ -152,24 +144,29 @@ mod tests {
         assert!(!is_device_thread("main") && !is_device_thread("DSU"));
     }
 
-    /// The text of cubecl-runtime 0.10.0 for memory that CUDA does not have.
     #[test]
-    fn memory_that_a_device_lacks_has_remedies() {
-        let text = "called `Result::unwrap()` on an `Err` value: BufferTooBig { size: 2147483648, \
-                    backtrace: BackTrace }";
-        let message = cause(text);
-        assert!(message.contains("an array of 2147 MB"), "{message}");
-        assert!(message.contains("train_micro_batch_size_per_gpu"), "{message}");
-        let other = cause("CUDA installation not found");
-        assert!(other.contains("CUDA installation not found"), "{other}");
-        assert!(!other.contains("train_micro_batch_size_per_gpu"), "{other}");
+    fn unknown_panics_end_the_run_with_their_text() {
+        let known = message(&DeviceFault::of("can't allocate buffer of size: 2000000"));
+        assert!(
+            known.starts_with("the device could not allocate an array of 2.00 MB; "),
+            "{known}"
+        );
+        let other = message(&DeviceFault::of("the device is lost"));
+        assert!(other.contains("the device is lost") && other.contains("checkpoint"), "{other}");
     }
 
+    /// The read of a loss lists the failed launches. Other failures of a rank keep their message.
     #[test]
-    fn long_texts_are_cut_between_characters() {
-        assert_eq!(shortened("one\ntwo"), "one");
-        assert_eq!(shortened(""), "");
-        let long = "é".repeat(LONGEST_TEXT);
-        assert!(long.starts_with(&shortened(&long)) && shortened(&long).len() <= LONGEST_TEXT);
+    fn failed_launches_are_behind_a_failed_read() {
+        let failed = |message: &str| {
+            let cause = FailureCause::<BoxError>::Panic { message: message.into(), location: None };
+            behind(&cause)
+        };
+        let text = "Error while reading data\nCaused by:\n  [Compilation Error]\n    \
+                    (1): catastrophic error: cannot open source file \"mma.h\"\n[Source]\n";
+        let shown = failed(text).expect("the cause is known");
+        assert!(shown.starts_with("CUDA's header mma.h was not found; "), "{shown}");
+        assert_eq!(failed("index out of bounds"), None);
+        assert_eq!(behind(&FailureCause::<BoxError>::Error(text.into())), None);
     }
 }

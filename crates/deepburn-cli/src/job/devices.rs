@@ -14,13 +14,14 @@
 use deepburn_config::{TrainingJob, counted};
 
 use crate::failure::Failure;
+use crate::job::device_fault::DeviceFault;
 
 /// The devices of this host that a backend can use.
 pub(crate) struct VisibleDevices<D> {
     /// The devices, by index.
     pub(crate) devices: Vec<D>,
     /// Why counting them failed; `None` if it did not.
-    failure: Option<String>,
+    failure: Option<DeviceFault>,
 }
 
 impl<D> From<Vec<D>> for VisibleDevices<D> {
@@ -49,11 +50,12 @@ impl<D: Clone> Devices<D> {
     ) -> Result<Self, Failure> {
         let (backend, num_visible) = (job.placement.backend.name(), visible.devices.len());
         if num_visible == 0 {
-            let why = visible.failure.as_deref().map(|failure| format!(": {failure}"));
+            let failure = visible.failure.as_ref();
+            let why = failure.map(|fault| format!(": {}", fault.cause)).unwrap_or_default();
+            let remedy = failure.and_then(|fault| fault.remedy);
             return Err(Failure::mistake(format!(
-                "training.backend: \"{backend}\" sees no device{}; check the driver and CUDA_VISIBLE_DEVICES, or use \
-                 \"flex\"",
-                why.unwrap_or_default()
+                "training.backend: \"{backend}\" sees no device{why}; {}, or use \"flex\"",
+                remedy.unwrap_or("check the driver and CUDA_VISIBLE_DEVICES")
             )));
         }
         let all: Vec<_> = (0..num_visible).collect();
@@ -204,16 +206,20 @@ mod tests {
         assert!(error.contains("\"cuda\" sees no device; check the driver"), "{error}");
     }
 
-    /// The text of cudarc's panic says which library it looked for, and where.
     #[test]
     fn the_reason_why_no_device_was_counted_is_named() {
         let folder = std::path::Path::new("");
         let text = r#"{"training": {"backend": "cuda"}}"#;
         let (job, _) = Job::parse(text, "job.json", folder, &JobRequest::default()).unwrap();
-        let failure = Some("Unable to dynamically load the \"cuda\" shared library".to_owned());
-        let visible = VisibleDevices::<usize> { devices: Vec::new(), failure };
-        let error = Devices::choose(&visible, &job.training, 1).err().unwrap().to_string();
-        assert!(error.contains("sees no device: Unable to dynamically load the"), "{error}");
-        assert!(error.contains("shared library; check the driver"), "{error}");
+        let error = |panic: &str| {
+            let failure = Some(DeviceFault::of(panic));
+            let visible = VisibleDevices::<usize> { devices: Vec::new(), failure };
+            Devices::choose(&visible, &job.training, 1).err().unwrap().to_string()
+        };
+        let missing = error("Unable to dynamically load the \"cuda\" shared library");
+        assert!(missing.contains("sees no device: CUDA's driver, libcuda.so, was"), "{missing}");
+        assert!(missing.contains("; install NVIDIA's driver"), "{missing}");
+        let other = error("the device is lost");
+        assert!(other.contains("the device is lost; check the driver"), "{other}");
     }
 }

@@ -11,7 +11,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use deepburn::comm::RankFailure;
+use deepburn::comm::{FailureCause, RankFailure};
 use deepburn::{BoxError, Ranks};
 
 use crate::failure::Failure;
@@ -126,12 +126,18 @@ pub(crate) fn failure_of_rank<E: std::fmt::Display>(
 ) -> Failure {
     match ranks.placement() {
         Some(placement) if placement.rank != failure.rank => Failure::Elsewhere { status: 1 },
-        _ => {
-            let mut message = failure.to_string();
+        _ => match device_panics::behind(&failure.cause) {
             // The error of a read from a device does not say what happened before.
-            message.push_str(&device_panics::as_cause_of(&message));
-            Failure::run(message)
-        }
+            Some(fault) => {
+                let cause = FailureCause::Error(fault);
+                Failure::run(RankFailure { rank: failure.rank, host: failure.host, cause })
+            }
+            None => {
+                let mut message = failure.to_string();
+                message.push_str(&device_panics::as_cause_of(&message));
+                Failure::run(message)
+            }
+        },
     }
 }
 

@@ -13,6 +13,7 @@ mod reductions;
 mod row_kernels;
 
 use std::fs;
+use std::path::Path;
 
 use deepburn::metrics::StepRow;
 use serde_json::json;
@@ -34,12 +35,25 @@ fn compiled(backend: &str) -> bool {
     }
 }
 
-/// Returns the backends that are compiled in.
-pub(crate) fn backends() -> impl Iterator<Item = &'static str> {
-    ALL.into_iter().filter(|backend| compiled(backend))
+/// Returns whether this machine has an NVIDIA GPU: its driver's device, or the device of Windows in
+/// its Linux.
+pub(crate) fn has_nvidia_gpu() -> bool {
+    cfg!(not(target_os = "linux"))
+        || ["/dev/nvidiactl", "/dev/dxg"].iter().any(|path| Path::new(path).exists())
 }
 
-/// Returns the backends that are compiled in, except flex.
+/// Returns the backends that are compiled in and have a device. Without an NVIDIA GPU, `cuda` is
+/// tested by `null_cuda` alone.
+pub(crate) fn backends() -> impl Iterator<Item = &'static str> {
+    let is_skipped = compiled("cuda") && !has_nvidia_gpu();
+    if is_skipped {
+        eprintln!("skipped: cuda: this machine has no NVIDIA GPU");
+    }
+    let has_device = move |backend: &&str| *backend != "cuda" || !is_skipped;
+    ALL.into_iter().filter(|backend| compiled(backend)).filter(has_device)
+}
+
+/// Returns the backends that are compiled in and have a device, except flex.
 fn others() -> impl Iterator<Item = &'static str> {
     backends().filter(|backend| *backend != "flex")
 }

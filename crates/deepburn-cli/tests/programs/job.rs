@@ -2,12 +2,13 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use deepburn::metrics::{EvalRow, MetricsRow, StepRow, read_metrics};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::program::{Ending, finetune};
+use crate::program::{Ending, finetune_command};
 
 /// Returns the path of a data file of these tests.
 pub(crate) fn data(name: &str) -> PathBuf {
@@ -121,10 +122,15 @@ impl Job {
         &self.json
     }
 
+    /// Writes the job file and returns the command that runs it.
+    pub(crate) fn command(&self) -> Command {
+        fs::write(self.folder().join("job.json"), self.json.to_string()).unwrap();
+        finetune_command(self.folder(), &["--config", "job.json"])
+    }
+
     /// Writes the job file and runs it.
     pub(crate) fn run(&self) -> Ending {
-        fs::write(self.folder().join("job.json"), self.json.to_string()).unwrap();
-        finetune(self.folder(), &["--config", "job.json"])
+        Ending::of(self.command().output().unwrap())
     }
 
     /// Runs the job and returns its results. Panics if the program fails.

@@ -33,6 +33,8 @@ mod lora;
 mod lora_tools;
 mod malformed;
 mod memory;
+#[cfg(all(feature = "cuda", unix))]
+mod null_cuda;
 mod one_bit;
 mod outputs;
 mod param_groups;

@@ -1,0 +1,129 @@
+//! What a training step asks of the driver, with upper bounds.
+//!
+//! A step is the difference of a run of three steps and one of two. What a layer adds is the
+//! difference of models with three layers and with two. The counts do not depend on the width of
+//! the model, so a small model shows the launches of a large one with as many layers.
+//!
+//! A step that needs less is an improvement: lower its bound.
+
+use deepburn_null_cuda::DriverCounts;
+use serde_json::json;
+
+use super::{NullCuda, gpt2, job, llama};
+use crate::job::Job;
+
+/// The bounds of a configuration: the launches that were counted when it was last improved, and 2 %
+/// more for changes that are worth a launch.
+struct Bounds {
+    name: &'static str,
+    ranks: u64,
+    /// Launches of a step of all ranks, with two layers.
+    launches: u64,
+    /// Launches that one more layer adds to a step of all ranks.
+    launches_of_a_layer: u64,
+}
+
+const GPT2: Bounds = Bounds { name: "GPT-2", ranks: 1, launches: 180, launches_of_a_layer: 71 };
+const GPT2_SHARDED: Bounds =
+    Bounds { name: "GPT-2 at stage 3", ranks: 2, launches: 775, launches_of_a_layer: 322 };
+const GPT2_RECOMPUTED: Bounds =
+    Bounds { name: "GPT-2 with recomputation", ranks: 1, launches: 202, launches_of_a_layer: 83 };
+const GPT2_DROPOUT: Bounds =
+    Bounds { name: "GPT-2 with dropout", ranks: 1, launches: 205, launches_of_a_layer: 82 };
+const LLAMA: Bounds = Bounds { name: "Llama", ranks: 1, launches: 218, launches_of_a_layer: 94 };
+
+/// Waits of the host in a step of a rank: for the loss, for the norm of the gradients, and for
+/// CubeCL's queue of uploads, which is emptied after 64 uploads. Each wait leaves the device
+/// without work for a moment.
+const WAITS: u64 = 4;
+
+/// Bytes of the smallest matrix of the models, 64 x 64 in bf16. A step of a rank copies less than
+/// that to the host, the loss and sums of squares, and less to the device, tokens and sizes: no
+/// weight, no gradient and no mask.
+const SMALLEST_MATRIX: u64 = 64 * 64 * 2;
+
+/// Bytes of pinned memory in a run: one page of the smallest size that CubeCL allocates.
+const PINNED: u64 = 20 << 20;
+
+/// How many times as many launches a step has with dropout. Attention draws its mask in its own
+/// kernels, and the two other masks of a layer are launches.
+const DROPOUT: f64 = 1.15;
+
+#[test]
+#[cfg_attr(feature = "fusion", ignore = "fusion changes the number of launches")]
+fn steps_of_gpt2_stay_within_their_bounds() {
+    let Some(cuda) = NullCuda::find() else { return };
+    let plain = |layers| job("gpt2", gpt2(layers, 0.0));
+    let launches = check(&cuda, &GPT2, plain);
+    check(&cuda, &GPT2_SHARDED, |layers| plain(layers).sharded(3, 2));
+    check(&cuda, &GPT2_RECOMPUTED, |layers| {
+        plain(layers).with("deepspeed.activation_checkpointing", json!({"policy": "full"}))
+    });
+    let dropout = check(&cuda, &GPT2_DROPOUT, |layers| job("gpt2", gpt2(layers, 0.1)));
+    let most = DROPOUT * launches as f64;
+    assert!(dropout as f64 <= most, "{dropout} launches with dropout, {launches} without");
+}
+
+#[test]
+#[cfg_attr(feature = "fusion", ignore = "fusion changes the number of launches")]
+fn steps_of_a_llama_stay_within_their_bounds() {
+    let Some(cuda) = NullCuda::find() else { return };
+    check(&cuda, &LLAMA, |layers| job("llama", llama(layers)));
+}
+
+/// Checks a step of the models that `job` makes with two and with three layers, and returns the
+/// launches of the one with two.
+#[track_caller]
+fn check(cuda: &NullCuda, bounds: &Bounds, job: impl Fn(usize) -> Job) -> u64 {
+    let [two, three] = [2, 3].map(|layers| step(cuda, || job(layers)));
+    let layer = three.launches.saturating_sub(two.launches);
+    println!("{}, 2 layers: {}", bounds.name, shown(&two));
+    println!("{}, 3 layers: {}, {layer} launches of a layer", bounds.name, shown(&three));
+    let mut faults = vec![];
+    let mut at_most = |what: &str, found: u64, most: u64| {
+        if found > most {
+            faults.push(format!("{what}: {found}, at most {most}"));
+        }
+    };
+    at_most("launches", two.launches, bounds.launches);
+    at_most("launches of a layer", layer, bounds.launches_of_a_layer);
+    for step in [&two, &three] {
+        at_most("waits", step.waits.total(), WAITS * bounds.ranks);
+        at_most("bytes to the host", step.to_host.bytes, SMALLEST_MATRIX * bounds.ranks);
+        at_most("bytes to the device", step.to_device.bytes, SMALLEST_MATRIX * bounds.ranks);
+        at_most("bytes pinned", step.pinned_memory.peak_bytes, PINNED);
+        // The first steps compile all kernels and allocate all memory.
+        at_most("modules", step.modules, 0);
+        at_most("allocations", step.device_memory.allocations, 0);
+        at_most("allocations of pinned memory", step.pinned_memory.allocations, 0);
+    }
+    assert!(
+        faults.is_empty(),
+        "{}: {}\nlaunches of a step with two layers: {:#?}",
+        bounds.name,
+        faults.join("; "),
+        two.kernels
+    );
+    two.launches
+}
+
+/// Returns what the third step of a job asks of the driver.
+#[track_caller]
+fn step(cuda: &NullCuda, job: impl Fn() -> Job) -> DriverCounts {
+    let [two, three] = [2, 3].map(|steps| cuda.run(&job().with("training.max_steps", steps)));
+    three.beyond(&two)
+}
+
+/// Returns the counts of a step as a line.
+fn shown(step: &DriverCounts) -> String {
+    format!(
+        "{} launches, {} waits, {} copies of {} bytes to the device, {} of {} bytes to the host, {} bytes pinned",
+        step.launches,
+        step.waits.total(),
+        step.to_device.copies,
+        step.to_device.bytes,
+        step.to_host.copies,
+        step.to_host.bytes,
+        step.pinned_memory.peak_bytes
+    )
+}

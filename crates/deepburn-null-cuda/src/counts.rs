@@ -52,7 +52,7 @@ pub struct WaitCounts {
 /// Allocations of one kind of memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AllocationCounts {
-    /// Number of allocations.
+    /// Number of allocations of at least one byte.
     pub allocations: u64,
     /// Bytes that are allocated now.
     pub bytes: u64,

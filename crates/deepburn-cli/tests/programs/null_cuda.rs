@@ -5,7 +5,7 @@
 //! library and headers, such as `/usr/local/cuda`; the tests are skipped without it.
 
 mod counts;
-mod failures;
+mod errors;
 
 use std::ffi::OsString;
 use std::fs;

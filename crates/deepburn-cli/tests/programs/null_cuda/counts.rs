@@ -1,8 +1,8 @@
 //! What a training step asks of the driver, with upper bounds.
 //!
 //! A step is the difference of a run of three steps and one of two. What a layer adds is the
-//! difference of models with three layers and with two. The counts do not depend on the width of
-//! the model, so a small model shows the launches of a large one with as many layers.
+//! difference of models with three layers and with two. Launches hardly depend on the width of a
+//! model: GPT-2 124M with twelve layers has 2 % fewer than these two numbers predict.
 //!
 //! A step that needs less is an improvement: lower its bound.
 
@@ -23,18 +23,22 @@ struct Bounds {
     launches_of_a_layer: u64,
 }
 
-const GPT2: Bounds = Bounds { name: "GPT-2", ranks: 1, launches: 180, launches_of_a_layer: 71 };
+const GPT2: Bounds = Bounds { name: "GPT-2", ranks: 1, launches: 179, launches_of_a_layer: 71 };
 const GPT2_SHARDED: Bounds =
     Bounds { name: "GPT-2 at stage 3", ranks: 2, launches: 775, launches_of_a_layer: 322 };
 const GPT2_RECOMPUTED: Bounds =
-    Bounds { name: "GPT-2 with recomputation", ranks: 1, launches: 202, launches_of_a_layer: 83 };
+    Bounds { name: "GPT-2 with recomputation", ranks: 1, launches: 201, launches_of_a_layer: 82 };
 const GPT2_DROPOUT: Bounds =
-    Bounds { name: "GPT-2 with dropout", ranks: 1, launches: 205, launches_of_a_layer: 82 };
-const LLAMA: Bounds = Bounds { name: "Llama", ranks: 1, launches: 218, launches_of_a_layer: 94 };
+    Bounds { name: "GPT-2 with dropout", ranks: 1, launches: 205, launches_of_a_layer: 81 };
+const LLAMA: Bounds = Bounds { name: "Llama", ranks: 1, launches: 218, launches_of_a_layer: 93 };
+const LLAMA_SHARDED: Bounds =
+    Bounds { name: "Llama at stage 3", ranks: 2, launches: 709, launches_of_a_layer: 306 };
+const LLAMA_RECOMPUTED: Bounds =
+    Bounds { name: "Llama with recomputation", ranks: 1, launches: 246, launches_of_a_layer: 108 };
 
 /// Waits of the host in a step of a rank: for the loss, for the norm of the gradients, and for
-/// CubeCL's queue of uploads, which is emptied after 64 uploads. Each wait leaves the device
-/// without work for a moment.
+/// CubeCL's queue of uploads, which is emptied after 64 uploads. Each wait may leave the device
+/// without work.
 const WAITS: u64 = 4;
 
 /// Bytes of the smallest matrix of the models, 64 x 64 in bf16. A step of a rank copies less than
@@ -45,8 +49,8 @@ const SMALLEST_MATRIX: u64 = 64 * 64 * 2;
 /// Bytes of pinned memory in a run: one page of the smallest size that CubeCL allocates.
 const PINNED: u64 = 20 << 20;
 
-/// How many times as many launches a step has with dropout. Attention draws its mask in its own
-/// kernels, and the two other masks of a layer are launches.
+/// How many times as many launches a step has with dropout; 1.14 were counted. Attention draws its
+/// mask in its own kernels, and the two other masks of a layer take five launches each.
 const DROPOUT: f64 = 1.15;
 
 #[test]
@@ -56,9 +60,7 @@ fn steps_of_gpt2_stay_within_their_bounds() {
     let plain = |layers| job("gpt2", gpt2(layers, 0.0));
     let launches = check(&cuda, &GPT2, plain);
     check(&cuda, &GPT2_SHARDED, |layers| plain(layers).sharded(3, 2));
-    check(&cuda, &GPT2_RECOMPUTED, |layers| {
-        plain(layers).with("deepspeed.activation_checkpointing", json!({"policy": "full"}))
-    });
+    check(&cuda, &GPT2_RECOMPUTED, |layers| recomputed(plain(layers)));
     let dropout = check(&cuda, &GPT2_DROPOUT, |layers| job("gpt2", gpt2(layers, 0.1)));
     let most = DROPOUT * launches as f64;
     assert!(dropout as f64 <= most, "{dropout} launches with dropout, {launches} without");
@@ -68,7 +70,14 @@ fn steps_of_gpt2_stay_within_their_bounds() {
 #[cfg_attr(feature = "fusion", ignore = "fusion changes the number of launches")]
 fn steps_of_a_llama_stay_within_their_bounds() {
     let Some(cuda) = NullCuda::find() else { return };
-    check(&cuda, &LLAMA, |layers| job("llama", llama(layers)));
+    let plain = |layers| job("llama", llama(layers));
+    check(&cuda, &LLAMA, plain);
+    check(&cuda, &LLAMA_SHARDED, |layers| plain(layers).sharded(3, 2));
+    check(&cuda, &LLAMA_RECOMPUTED, |layers| recomputed(plain(layers)));
+}
+
+fn recomputed(job: Job) -> Job {
+    job.with("deepspeed.activation_checkpointing", json!({"policy": "full"}))
 }
 
 /// Checks a step of the models that `job` makes with two and with three layers, and returns the
@@ -82,7 +91,7 @@ fn check(cuda: &NullCuda, bounds: &Bounds, job: impl Fn(usize) -> Job) -> u64 {
     let mut faults = vec![];
     let mut at_most = |what: &str, found: u64, most: u64| {
         if found > most {
-            faults.push(format!("{what}: {found}, at most {most}"));
+            faults.push(format!("{found} {what}, at most {most}"));
         }
     };
     at_most("launches", two.launches, bounds.launches);

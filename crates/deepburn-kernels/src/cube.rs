@@ -41,7 +41,7 @@ pub use norm::{
     LayerNormRows, NormWeightGradients, NormalizedRows, RmsNormRows, layer_norm,
     norm_weight_gradients, norm_x_gradient, rms_norm,
 };
-pub use parts::{flatten, sum_of_parts};
+pub use parts::{copy_of_range, flatten, sum_of_parts};
 pub use random::bernoulli;
 pub use rotary::{RotatedColumns, rotate};
 pub use rows::{AddedRows, add_rows};

@@ -1,13 +1,16 @@
-//! Sums in a fixed order: of all elements of a tensor, of the parts of ranks, and of rows of a table.
+//! What collectives compute from flat tensors: sums in a fixed order, parts and concatenations.
+
+use std::ops::Range;
 
 use burn_autodiff::Autodiff;
 use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
-use burn_backend::Backend;
 use burn_backend::tensor::FloatTensor;
+use burn_backend::{Backend, Slice};
 
 use crate::rows::{RowBlock, add_rows_on_host};
 
-/// Sums in a fixed order, and the concatenation of parts: what collectives compute.
+/// Sums in a fixed order, and the division and concatenation of flat tensors: what collectives
+/// compute.
 pub trait SumOps: Backend {
     /// Returns the sum of all elements, `[1]`, in the type of the tensor. The provided method calls
     /// [`FloatTensorOps::float_sum`](burn_backend::ops::FloatTensorOps::float_sum). A backend
@@ -36,6 +39,11 @@ pub trait SumOps: Backend {
         _len: usize,
     ) -> Option<FloatTensor<Self>> {
         None
+    }
+
+    /// Returns elements `range` of a flat tensor, as a view if the backend can.
+    fn narrow(flat: FloatTensor<Self>, range: Range<usize>) -> FloatTensor<Self> {
+        Self::float_slice(flat, &[Slice::from(range)])
     }
 
     /// Concatenates flat tensors of one type and device, of which there is at least one, in new

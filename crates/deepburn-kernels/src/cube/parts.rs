@@ -1,6 +1,8 @@
-//! Sums and concatenations of the parts that ranks exchange, in one launch for up to eight parts.
+//! Sums, concatenations and copies of the parts that ranks exchange, in one launch for up to eight
+//! parts.
 //!
 //! ```text
+//! copy             result[i] = whole[start + i]
 //! sum of parts     result[i] = T((f32(part 0[i]) + f32(part 1[i]) + ...) / divisor)
 //! concatenation    part 0 | part 1 | ... | zeros up to the requested length
 //! ```
@@ -8,6 +10,8 @@
 //! The parts are a sequence of arguments, so a kernel is compiled for each number of parts. With a
 //! launch for each part, or for each conversion and addition, the small parameters of a model would
 //! cost more launches than its forward and backward passes.
+
+use std::ops::Range;
 
 use cubecl::prelude::*;
 
@@ -115,12 +119,51 @@ pub fn flatten<R: Runtime>(
     flat
 }
 
+/// Returns a copy of elements `range`.
+///
+/// # Panics
+/// Panics if the range is not in the buffer.
+pub fn copy_of_range<R: Runtime>(
+    client: &ComputeClient<R>,
+    whole: &DeviceBuffer,
+    range: Range<usize>,
+) -> DeviceBuffer {
+    assert!(range.start <= range.end && range.end <= whole.len(), "{range:?} of {}", whole.len());
+    let copy = DeviceBuffer::empty(client, range.len(), whole.dtype());
+    if range.is_empty() {
+        return copy;
+    }
+    let (cubes, dim) = cubes(client, range.len());
+    // SAFETY: every unit checks that its element exists, and the range is in the buffer.
+    unsafe {
+        with_element!(whole.dtype(), T => {
+            copy_kernel::launch_unchecked::<T, R>(
+                client,
+                cubes,
+                dim,
+                whole.arg(),
+                range.start,
+                copy.arg(),
+            );
+        });
+    }
+    copy
+}
+
+/// Copies one element per unit, from element `start` on.
+#[cube(launch_unchecked)]
+fn copy_kernel<T: Float>(whole: &Array<T>, start: usize, copy: &mut Array<T>) {
+    if ABSOLUTE_POS < copy.len() {
+        copy[ABSOLUTE_POS] = whole[start + ABSOLUTE_POS];
+    }
+}
+
 /// Writes elements `range` of `flat`: the elements of the parts, then zeros.
 fn join<R: Runtime>(
     client: &ComputeClient<R>,
     parts: &[DeviceBuffer],
     flat: &DeviceBuffer,
-    range: std::ops::Range<usize>,
+    range: Range<usize>,
 ) {
     if range.is_empty() {
         return;

@@ -5,7 +5,7 @@
 //! cube c                   takes rows c, c + n, c + 2n, ...    n cubes, at most 1024
 //! unit u of a cube         sums element u of each of its rows, in f32
 //! tree in shared memory    256 sums -> 128 -> ... -> 1, a pair for each cube
-//! pairs                    those of gradient 0 | of gradient 1 | ...    in one array
+//! pairs                    gradient 0's | gradient 1's | ...    in one array
 //! totals                   one pair for each gradient: a cube adds its pairs in the same way
 //! ```
 //!
@@ -104,7 +104,7 @@ fn read<R: Runtime>(client: &ComputeClient<R>, handles: Vec<Handle>) -> Vec<cube
 struct GradientPlace {
     /// The index of the array of pairs.
     array: usize,
-    /// The index of the gradient among those of the array.
+    /// The index of the gradient in the array.
     index: usize,
 }
 
@@ -214,8 +214,8 @@ impl<'a, R: Runtime> Partials<'a, R> {
         let totals = self.client.empty(gradients * PAIR * size_of::<u32>());
         let ends = self.client.create_from_slice(u32::as_bytes(&array.ends));
         let (count, dim) = (CubeCount::Static(gradients as u32, 1, 1), CubeDim::new_1d(CUBE_DIM));
-        // SAFETY: a cube reads the pairs of its gradient, which are in use, and there is a total for
-        // each.
+        // SAFETY: a cube reads the pairs of its gradient, which are in use, and there is a total
+        // for each.
         unsafe {
             total_pairs_kernel::launch_unchecked::<R>(
                 self.client,

@@ -543,6 +543,19 @@ fn device_kernels_flat_arrays_are_their_parts_and_zeros() {
     }
 }
 
+#[test]
+fn device_kernels_copies_are_the_elements_of_a_range() {
+    let client = client();
+    for dtype in types(&client) {
+        let values = held(&noise(70_001, 9), dtype);
+        let whole = upload(&client, &values, dtype);
+        for range in [0..0, 0..1, 70_000..70_001, 1..70_001, 3..515, 70_001..70_001] {
+            let copy = cube::copy_of_range(&client, &whole, range.clone());
+            assert_eq!(download(&client, copy), values[range.clone()], "{range:?} {dtype:?}");
+        }
+    }
+}
+
 /// Parts are added in their order in f32, divided and rounded once, as the host computes it.
 #[test]
 fn device_kernels_sums_of_parts_have_the_bits_of_the_host() {

@@ -4,9 +4,11 @@
 //! the device has them for the type. Devices of CUDA have them, and wgpu's do not. The groups
 //! arrive in any order, so the last bits of a sum would differ from run to run.
 
+use std::ops::Range;
+
 use burn_backend::ops::{FloatTensorOps, IntTensorOps};
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{DType, IntDType, Shape, TensorMetadata};
+use burn_backend::{DType, IntDType, Shape, Slice, TensorMetadata};
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};
 use deepburn_kernels::cube::{self, AddedRows, DeviceBuffer};
@@ -46,6 +48,21 @@ where
         let buffers: Vec<_> = parts.iter().map(buffer).collect();
         let sum = cube::sum_of_parts(&parts[0].client, &buffers, divisor, len)?;
         Some(flat_tensor(sum, &parts[0]))
+    }
+
+    /// Returns a view if it starts and ends at multiples of the device's alignment, and a copy
+    /// otherwise. burn-cubecl's copy uploads its shapes, and the host waits for uploads after a
+    /// number of them.
+    fn narrow(flat: FloatTensor<Self>, range: Range<usize>) -> FloatTensor<Self> {
+        let alignment = flat.client.properties().memory.alignment as usize;
+        let (len, size) = (flat.shape().num_elements(), flat.dtype().size());
+        let is_aligned = |elements: usize| (elements * size).is_multiple_of(alignment);
+        let is_view = is_aligned(range.start) && is_aligned(len - range.end);
+        if is_view || !are_supported([&flat]) {
+            return Self::float_slice(flat, &[Slice::from(range)]);
+        }
+        let flat = into_contiguous(flat);
+        flat_tensor(cube::copy_of_range(&flat.client, &buffer(&flat), range), &flat)
     }
 
     /// Queues one launch for each eight parts in f32, f16 or bf16.

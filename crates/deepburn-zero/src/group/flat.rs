@@ -6,6 +6,7 @@
 use std::ops::Range;
 
 use burn_backend::{Backend, DType, FloatDType, Shape, Slice, TensorMetadata};
+use deepburn_ops::SumOps;
 
 /// Casts the tensor to `dtype`. A tensor that already has this type is returned unchanged.
 pub(crate) fn in_type<B: Backend>(
@@ -39,7 +40,7 @@ pub(crate) fn flattened<B: Backend>(tensor: B::FloatTensorPrimitive) -> B::Float
 /// Complete rows are sliced before flattening, because flattening copies a tensor that is not
 /// contiguous, such as the gradient of a transposed weight. In this order only the overlapping rows
 /// are copied.
-pub(crate) fn flat_range<B: Backend>(
+pub(crate) fn flat_range<B: SumOps>(
     tensor: &B::FloatTensorPrimitive,
     range: Range<usize>,
 ) -> B::FloatTensorPrimitive {
@@ -63,14 +64,14 @@ pub(crate) fn flat_range<B: Backend>(
 
 /// Returns a view of elements `range` of a flat tensor, or the tensor itself if the range covers
 /// it.
-pub(crate) fn narrow<B: Backend>(
+pub(crate) fn narrow<B: SumOps>(
     flat: B::FloatTensorPrimitive,
     range: Range<usize>,
 ) -> B::FloatTensorPrimitive {
     if range == (0..flat.shape().num_elements()) {
         return flat;
     }
-    B::float_slice(flat, &[Slice::from(range)])
+    B::narrow(flat, range)
 }
 
 /// Pads a flat tensor with zeros to `len` elements. All shards of a parameter have the same length,

@@ -16,9 +16,8 @@
 
 use std::ops::Range;
 
-use burn_backend::Backend;
 use deepburn_config::Stage;
-use deepburn_ops::OptimizerOps;
+use deepburn_ops::{OptimizerOps, SumOps};
 
 use crate::group::flat::{flat_range, narrow};
 use crate::parameter::Parameter;
@@ -75,7 +74,7 @@ impl ShardSpec {
     }
 
     /// Returns a view of the gradient elements that this rank owns, without padding.
-    pub(crate) fn owned_gradient<B: Backend>(
+    pub(crate) fn owned_gradient<B: SumOps>(
         self,
         kept: &B::FloatTensorPrimitive,
         partition: Partition,

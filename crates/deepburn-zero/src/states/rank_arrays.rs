@@ -12,7 +12,7 @@
 
 use std::ops::Range;
 
-use burn_backend::{Backend, TensorData};
+use burn_backend::TensorData;
 use bytemuck::{cast_slice, pod_collect_to_vec};
 use deepburn_comm::Partition;
 use deepburn_ops::{OptimizerOps, SumOps};
@@ -77,7 +77,7 @@ pub(super) fn padded_bytes(values: &[f32], len: usize) -> Vec<u8> {
 }
 
 /// Wraps elements in host memory.
-pub(super) fn in_host_memory<B: Backend>(values: Vec<f32>) -> OwnedArray<B> {
+pub(super) fn in_host_memory<B: SumOps>(values: Vec<f32>) -> OwnedArray<B> {
     let len = values.len();
     OwnedArray(Elements::Host(TensorData::new(values, [len])))
 }

@@ -22,7 +22,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use burn_backend::{Backend, DType, FloatDType, Shape, TensorData, TensorMetadata};
+use burn_backend::{DType, FloatDType, Shape, TensorData, TensorMetadata};
 use deepburn_config::{OptimizerPlan, Stage};
 use deepburn_ops::{
     OptimizerOps, SumOps, float_bytes, float_from_host, float_into_host, read_float,
@@ -55,11 +55,11 @@ pub struct StateSegment<'a> {
 /// Later steps do not change the snapshot. It takes no memory until a step updates the array, which
 /// is then copied. A snapshot can be sent to another thread.
 #[derive(Debug, Clone)]
-pub struct OwnedArray<B: Backend>(pub(super) Elements<B>);
+pub struct OwnedArray<B: SumOps>(pub(super) Elements<B>);
 
 /// The location of an array's elements.
 #[derive(Debug, Clone)]
-pub(super) enum Elements<B: Backend> {
+pub(super) enum Elements<B: SumOps> {
     /// On the device.
     Float(B::FloatTensorPrimitive),
     /// Offloaded.
@@ -68,7 +68,7 @@ pub(super) enum Elements<B: Backend> {
     Host(TensorData),
 }
 
-impl<B: Backend> OwnedArray<B> {
+impl<B: SumOps> OwnedArray<B> {
     /// Returns the number of elements.
     pub fn numel(&self) -> usize {
         match &self.0 {

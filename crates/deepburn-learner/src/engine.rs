@@ -138,7 +138,9 @@ pub(crate) struct EngineReports {
     pub(crate) warned_of_excess: bool,
 }
 
-/// Wall-clock time by phase, since the last call of [`Engine::take_times`].
+/// Wall-clock time by phase, since the last call of [`Engine::take_times`]. A device works on after
+/// a phase has ended on the host, so these are times of the host, unless `wall_clock_breakdown` is
+/// set.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PhaseTimes {
     /// Forward passes, including gathers.
@@ -264,6 +266,15 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         result
     }
 
+    /// Returns the time of a phase that started then. A device computes after the host has queued
+    /// its work, and is waited for if the times of phases are wanted.
+    pub(crate) fn time_since(&self, started: Instant) -> Duration {
+        if self.settings.times_phases {
+            self.states.wait_for_device();
+        }
+        started.elapsed()
+    }
+
     /// Runs the forward pass of a micro-batch. `run` is called with the module and returns, for
     /// example, the loss.
     ///
@@ -278,7 +289,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         let _context = self.states.enter(Some(Pass::Train));
         let started = Instant::now();
         let result = trace_span!("forward").in_scope(|| guard(|| run(self.module())));
-        self.reports.times.forward += started.elapsed();
+        let elapsed = self.time_since(started);
+        self.reports.times.forward += elapsed;
         // While a pass is open, steps of this engine and of engines whose models it has read are
         // errors.
         if result.is_err() {
@@ -387,7 +399,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         // A running statistic may depend on a checkpointed activation, which is recomputed here.
         // The recomputation may panic in a collective, hence the `guard`.
         self.note(guard(|| self.agree_buffers()).and_then(|agreed| agreed))?;
-        self.reports.times.backward += started.elapsed();
+        let elapsed = self.time_since(started);
+        self.reports.times.backward += elapsed;
         self.count_backward();
         Ok(())
     }
@@ -438,7 +451,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         let outcome = trace_span!("optimizer step")
             .in_scope(|| self.states.step(rates, loss_scale * divisor, self.settings.clip));
         let outcome = self.note(outcome)?;
-        self.reports.times.step += started.elapsed();
+        let elapsed = self.time_since(started);
+        self.reports.times.step += elapsed;
         //= deepspeed 0.19.8 runtime/engine.py _take_model_step
         let gradient_norm = match outcome {
             StepOutcome::Applied { gradient_norm } => {

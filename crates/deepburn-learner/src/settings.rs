@@ -16,6 +16,8 @@ pub(crate) struct EngineSettings {
     pub(crate) pass_schedule: PassSchedule,
     /// Whether backward recomputes activations.
     pub(crate) recomputes: bool,
+    /// Whether the time of a phase includes the work that it leaves to the device.
+    pub(crate) times_phases: bool,
 }
 
 impl EngineSettings {
@@ -27,6 +29,7 @@ impl EngineSettings {
             gathers_for_saving: plan.zero.parameters.gather_16bit_weights_on_model_save,
             pass_schedule: pass_schedule(plan),
             recomputes: plan.backward.activations.recompute != RecomputePolicy::Off,
+            times_phases: plan.outputs.report.wall_clock_breakdown,
         }
     }
 }

@@ -218,7 +218,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         check_elements(&loss.scaled)?;
         check_tracked(&loss.scaled)?;
         self.note(self.states.end_separate_forward())?;
-        self.reports.times.forward += started.elapsed();
+        let elapsed = self.time_since(started);
+        self.reports.times.forward += elapsed;
         Ok(loss)
     }
 
@@ -237,7 +238,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         // The state is changed directly: `Engine::count_backward` warns of backward passes between
         // which `step` was not called, which is how a pipeline runs.
         self.step_state.count_backward();
-        self.reports.times.backward += started.elapsed();
+        let elapsed = self.time_since(started);
+        self.reports.times.backward += elapsed;
         Ok(())
     }
 
@@ -272,7 +274,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         });
         drop(context);
         self.note(result)?;
-        self.reports.times.backward += started.elapsed();
+        let elapsed = self.time_since(started);
+        self.reports.times.backward += elapsed;
         Ok(())
     }
 

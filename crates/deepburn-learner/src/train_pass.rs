@@ -74,7 +74,8 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         // before counts as forward time.
         let backward = self.states.backward_began().map_or(started, |began| began.max(started));
         self.reports.times.forward += backward - started;
-        self.reports.times.backward += backward.elapsed();
+        let elapsed = self.time_since(backward);
+        self.reports.times.backward += elapsed;
         self.count_backward();
         Ok(result)
     }

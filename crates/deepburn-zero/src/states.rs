@@ -527,6 +527,15 @@ impl<B: OptimizerOps> ModelStates<B> {
         self.settings.share.stage
     }
 
+    /// Waits until the device of this rank has done all work that was queued so far. A failure of
+    /// the device is reported by the next read, not here.
+    pub fn wait_for_device(&self) {
+        // All parameters are on the device of the rank.
+        if let Some(parameter) = self.parameters.first() {
+            let _ = B::sync(parameter.device());
+        }
+    }
+
     /// Returns the memory ledger of this rank.
     pub fn ledger(&self) -> &Ledger {
         self.binding.ledger()

@@ -45,22 +45,22 @@ macro_rules! elementwise_steps {
             }
 
             /// Queues the step on a device as a single pass over the elements, like
-            /// [`update`](Self::update) on the CPU.
+            /// [`update`](Self::update) on the CPU. A launch updates up to eight parameters.
             ///
             /// # Panics
-            /// Panics if the buffers differ in length, if a buffer that is updated is not f32, or
-            /// if there are fewer state buffers than the step uses.
+            /// Panics if the buffers of a parameter differ in length, if a buffer that is updated
+            /// is not f32, if there are fewer state buffers than the step uses, or if parameters
+            /// differ in the types of their gradients or working copies.
             #[cfg(feature = "cube")]
             pub fn launch<R: cubecl::Runtime>(
                 &self,
                 client: &cubecl::client::ComputeClient<R>,
                 grad_scale: f32,
-                grad: &crate::cube::DeviceBuffer,
-                buffers: crate::cube::OwnedBuffers<'_>,
+                updates: &[crate::cube::DeviceUpdate<'_>],
             ) {
                 match *self {
                     $(Self::$variant(step) => {
-                        crate::cube::launch(client, step, grad_scale, grad, buffers);
+                        crate::cube::launch(client, step, grad_scale, updates);
                     })+
                 }
             }

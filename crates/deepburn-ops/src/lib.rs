@@ -89,7 +89,7 @@ pub use meta::is_without_data;
 // Work that is not an op: what a program copies, and computes in host memory.
 pub use deepburn_meta::{Work, report_work};
 pub use norm::{LayerNormGradients, LayerNormOps, LayerNormOutput, LayerNormSaved, layer_norm};
-pub use optimizer::{OptimizerOps, UpdateArrays};
+pub use optimizer::{OptimizerOps, ParameterUpdate, UpdateArrays};
 pub use quantized::{QuantizedMatrix, dequantize, quantize, quantized_rows};
 pub use random::RandomOps;
 pub use rms_norm::{

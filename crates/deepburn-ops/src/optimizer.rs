@@ -19,6 +19,15 @@ pub struct UpdateArrays<B: Backend> {
     pub states: Vec<FloatTensor<B>>,
 }
 
+/// A parameter that an optimizer step updates.
+#[derive(Debug)]
+pub struct ParameterUpdate<B: Backend> {
+    /// What the step updates.
+    pub arrays: UpdateArrays<B>,
+    /// The gradient, flat and of the same length.
+    pub gradient: FloatTensor<B>,
+}
+
 /// The optimizer and loss-scaling kernels of a backend. Provided methods copy to host memory; a
 /// backend overrides them if it has kernels.
 pub trait OptimizerOps: StreamOps + LayoutOps + MatmulOps {
@@ -37,6 +46,29 @@ pub trait OptimizerOps: StreamOps + LayoutOps + MatmulOps {
         working: Option<FloatDType>,
     ) -> (UpdateArrays<Self>, Option<FloatTensor<Self>>) {
         update_on_host::<Self>(step, grad_scale, arrays, gradient, working)
+    }
+
+    /// Runs one optimizer step for several parameters, as [`update`](Self::update) does for each of
+    /// them. The results have the same bits, in the same order. A device may need fewer launches.
+    ///
+    /// # Panics
+    /// Panics under the same conditions as [`update`](Self::update).
+    fn update_all(
+        step: &ElementwiseStep,
+        grad_scale: f32,
+        updates: Vec<ParameterUpdate<Self>>,
+        working: Option<FloatDType>,
+    ) -> Vec<(UpdateArrays<Self>, Option<FloatTensor<Self>>)> {
+        let update = |it: ParameterUpdate<Self>| {
+            Self::update(step, grad_scale, it.arrays, it.gradient, working)
+        };
+        updates.into_iter().map(update).collect()
+    }
+
+    /// Returns true if [`update_all`](Self::update_all) needs fewer launches than updates one by
+    /// one. Callers then keep several gradients in memory.
+    fn updates_together() -> bool {
+        false
     }
 
     /// Returns the sum of squares of each flat gradient in f32, f16 or bf16, and whether all its

@@ -145,6 +145,21 @@ macro_rules! with_element {
 }
 pub(crate) use with_element;
 
+/// Returns how many parameters or parts, from 1 to 8, a launch may take if each of them has
+/// `arrays` arguments and `shared` more are common to all.
+///
+/// A kernel is compiled for each number and grows with it, and a launch of eight small parameters
+/// costs little more than a launch of one.
+pub(crate) fn items_at_once<R: Runtime>(
+    client: &ComputeClient<R>,
+    arrays: usize,
+    shared: usize,
+) -> usize {
+    // One argument has the scalars.
+    let most = (client.properties().hardware.max_bindings as usize).saturating_sub(shared + 1);
+    (most / arrays).clamp(1, 8)
+}
+
 /// Returns the number of cubes, and their size, for a kernel with one unit per element. The last
 /// cube may have units without an element, so every kernel checks its position.
 pub(crate) fn cubes<R: Runtime>(client: &ComputeClient<R>, len: usize) -> (CubeCount, CubeDim) {

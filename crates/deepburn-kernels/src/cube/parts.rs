@@ -15,11 +15,7 @@ use std::ops::Range;
 
 use cubecl::prelude::*;
 
-use super::device_buffer::{DeviceBuffer, cubes, with_element};
-
-/// The largest number of parts in a launch. Devices have a limit of arguments, which is above this
-/// everywhere, and a compiled kernel grows with each part.
-const MAX_PARTS: usize = 8;
+use super::device_buffer::{DeviceBuffer, cubes, items_at_once, with_element};
 
 /// Returns the sum of all parts, in their order, divided by `divisor`, as a new buffer of `len`
 /// elements that ends with zeros. Sum and division are in f32 and rounded once.
@@ -35,7 +31,7 @@ pub fn sum_of_parts<R: Runtime>(
     divisor: f32,
     len: usize,
 ) -> Option<DeviceBuffer> {
-    if parts.len() > MAX_PARTS {
+    if parts.len() > items_at_once(client, 1, 1) {
         return None;
     }
     let (count, dtype) = (parts[0].len(), parts[0].dtype());
@@ -109,7 +105,7 @@ pub fn flatten<R: Runtime>(
     }
     let flat = DeviceBuffer::empty(client, len, dtype);
     let mut start = 0;
-    for group in parts.chunks(MAX_PARTS) {
+    for group in parts.chunks(items_at_once(client, 1, 1)) {
         let end = start + group.iter().map(DeviceBuffer::len).sum::<usize>();
         // The last group is followed by the padding.
         let end = if end == used { len } else { end };

@@ -19,7 +19,7 @@
 use cubecl::prelude::*;
 use cubecl::server::Handle;
 
-use super::device_buffer::{CUBE_DIM, DeviceBuffer, with_element};
+use super::device_buffer::{CUBE_DIM, DeviceBuffer, items_at_once, with_element};
 use crate::{FloatSlice, GradientStats};
 
 /// The maximum number of cubes for a gradient. Each cube produces one pair.
@@ -34,9 +34,6 @@ const MAX_PAIRS: usize = 1 << 16;
 
 /// The number of words of a pair: the bits of the sum, and whether an element is not finite.
 const PAIR: usize = 2;
-
-/// The largest number of gradients in a launch.
-const MAX_GRADIENTS: usize = 8;
 
 /// Gradients of this many elements and more are launched as soon as they are there. A gradient may
 /// be a copy of a slice, and all gradients of a launch are in memory at the same time.
@@ -165,7 +162,7 @@ impl<'a, R: Runtime> Partials<'a, R> {
         let place = GradientPlace { array: index, index: array.ends.len() - 2 };
         self.waiting.push((grad, cubes));
         let elements: usize = self.waiting.iter().map(|(grad, _)| grad.len()).sum();
-        if self.waiting.len() == MAX_GRADIENTS || elements >= MAX_ELEMENTS {
+        if self.waiting.len() == items_at_once(self.client, 1, 1) || elements >= MAX_ELEMENTS {
             self.launch();
         }
         Some(place)

@@ -14,7 +14,9 @@ mod rotary;
 use cubecl::Runtime;
 use cubecl::client::ComputeClient;
 use cubecl::prelude::*;
-use deepburn_kernels::cube::{self, AddedRows, DeviceBuffer, DeviceDType, OwnedBuffers};
+use deepburn_kernels::cube::{
+    self, AddedRows, DeviceBuffer, DeviceDType, DeviceUpdate, OwnedBuffers,
+};
 use deepburn_kernels::{
     Adagrad, AdagradStep, Adam, AdamStep, AgreedMovementStep, ChaChaPosition, DescentStep,
     ElementwiseStep, FloatSlice, FrozenAdam, FrozenAdamStep, FrozenLamb, FrozenLambStep,
@@ -248,7 +250,8 @@ fn on_the_device(
     let working =
         (dtype != DeviceDType::F32).then(|| DeviceBuffer::empty(client, grad.len(), dtype));
     let buffers = OwnedBuffers { param: &arrays[0], states: &states, working: working.as_ref() };
-    step.launch(client, 0.25, &upload(client, grad, dtype), buffers);
+    let grad = upload(client, grad, dtype);
+    step.launch(client, 0.25, &[DeviceUpdate { grad: &grad, buffers }]);
     arrays.into_iter().chain(working).map(|array| download(client, array)).collect()
 }
 
@@ -339,8 +342,11 @@ fn device_kernels_adam_follows_the_f64_reference() {
                 let buffers =
                     OwnedBuffers { param: &param, states: &[&m, &v], working: working.as_ref() };
                 let grad = upload(&client, &grad, dtype);
-                ElementwiseStep::from(AdamStep::new(&rule, t))
-                    .launch(&client, 0.25, &grad, buffers);
+                ElementwiseStep::from(AdamStep::new(&rule, t)).launch(
+                    &client,
+                    0.25,
+                    &[DeviceUpdate { grad: &grad, buffers }],
+                );
                 adam_reference(&rule, t, &mut p64, &g64, &mut m64, &mut v64);
             }
             let param = download(&client, param);
@@ -385,7 +391,8 @@ fn padding_stays_zero_and_a_bad_gradient_alone(client: &Client, step: &Elementwi
     let states: Vec<_> = (0..step.states()).map(|_| zeros()).collect();
     let buffers =
         OwnedBuffers { param: &param, states: &states.iter().collect::<Vec<_>>(), working: None };
-    step.launch(client, 1.0, &upload(client, &grad, DeviceDType::F32), buffers);
+    let grad = upload(client, &grad, DeviceDType::F32);
+    step.launch(client, 1.0, &[DeviceUpdate { grad: &grad, buffers }]);
     for updated in states.into_iter().chain([param]) {
         for (i, x) in download(client, updated).into_iter().enumerate() {
             if i >= 290 {
@@ -394,6 +401,52 @@ fn padding_stays_zero_and_a_bad_gradient_alone(client: &Client, step: &Elementwi
                 assert!(x.is_finite(), "{i}: {x} of {step:?}");
             }
         }
+    }
+}
+
+/// More parameters than a launch takes, one of them without elements.
+#[test]
+fn device_kernels_steps_of_many_parameters_have_the_bits_of_one() {
+    let client = client();
+    let step = ElementwiseStep::from(AdamStep::new(&rule(WeightDecay::Decoupled(0.1)), 1));
+    let lens = [300, 1, 0, 65_537, 7, 256, 257, 1000, 12, 513, 40_000];
+    for dtype in types(&client) {
+        let parameters = || {
+            let of = |(i, len): (usize, &usize)| {
+                let array = |seed| upload(&client, &noise(*len, seed), DeviceDType::F32);
+                // The second moment of Adam is not negative.
+                let squares: Vec<_> = noise(*len, 3).iter().map(|x| x * x).collect();
+                let states = [array(2), upload(&client, &squares, DeviceDType::F32)];
+                let grad = upload(&client, &noise(*len, 100 + i as u64), dtype);
+                let working =
+                    (dtype != DeviceDType::F32).then(|| DeviceBuffer::empty(&client, *len, dtype));
+                (grad, array(1), states, working)
+            };
+            lens.iter().enumerate().map(of).collect::<Vec<_>>()
+        };
+        let results = |at_once: usize| {
+            let parameters = parameters();
+            for group in parameters.chunks(at_once) {
+                let states: Vec<Vec<_>> =
+                    group.iter().map(|(_, _, states, _)| states.iter().collect()).collect();
+                let updates: Vec<_> = group
+                    .iter()
+                    .zip(&states)
+                    .map(|((grad, param, _, working), states)| DeviceUpdate {
+                        grad,
+                        buffers: OwnedBuffers { param, states, working: working.as_ref() },
+                    })
+                    .collect();
+                step.launch(&client, 0.25, &updates);
+            }
+            let arrays = parameters.into_iter().flat_map(|(_, param, states, working)| {
+                [param].into_iter().chain(states).chain(working)
+            });
+            let bits = |x: f32| x.to_bits();
+            let read = |array| download(&client, array).into_iter().map(bits).collect::<Vec<_>>();
+            arrays.map(read).collect::<Vec<_>>()
+        };
+        assert_eq!(results(lens.len()), results(1), "{dtype:?}");
     }
 }
 
@@ -715,7 +768,7 @@ fn device_kernels_buffers_of_different_lengths_are_refused() {
     let [a, b] = [2, 3].map(|len| DeviceBuffer::empty(&client, len, DeviceDType::F32));
     let buffers = OwnedBuffers { param: &a, states: &[&a, &b], working: None };
     let step = ElementwiseStep::from(AdamStep::new(&rule(WeightDecay::L2(0.0)), 1));
-    step.launch(&client, 1.0, &a, buffers);
+    step.launch(&client, 1.0, &[DeviceUpdate { grad: &a, buffers }]);
 }
 
 /// Draws on the host and on the device from positions in and between blocks, also where the counter

@@ -1,8 +1,8 @@
 //! Optimizer kernels on the device.
 //!
-//! Master weights, optimizer states and gradients stay in device memory. A step is one kernel
-//! launch over all elements: one thread per element reads the gradient, updates the master weight
-//! and the states in place, and writes the working copy. The call returns when the kernel is
+//! Master weights, optimizer states and gradients stay in device memory. A step of up to eight
+//! parameters is one kernel launch: one thread per element reads the gradient, updates the master
+//! weight and the states in place, and writes the working copy. The call returns when the kernel is
 //! queued. Only [`OptimizerOps::gradient_stats`] waits for the device.
 //!
 //! The kernels support f32, f16 and bf16. Gradients of other types are converted to f32 first.
@@ -11,14 +11,15 @@ use std::cell::Cell;
 
 use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{DType, FloatDType, TensorMetadata};
+use burn_backend::{Backend, DType, FloatDType, TensorMetadata};
 use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
 use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};
-use deepburn_kernels::cube::{self, DeviceBuffer, OwnedBuffers};
+use deepburn_kernels::cube::{self, DeviceBuffer, DeviceDType, DeviceUpdate, OwnedBuffers};
 use deepburn_kernels::{ElementwiseStep, GradientStats};
 
 use super::array::{buffer, element_type, exclusive, flat_tensor, known};
-use crate::optimizer::{OptimizerOps, UpdateArrays};
+use crate::optimizer::{OptimizerOps, ParameterUpdate, UpdateArrays};
 
 /// Results can differ from the CPU's in the last bits, because a device may fuse multiplications
 /// and additions.
@@ -40,31 +41,34 @@ where
         gradient: FloatTensor<Self>,
         working: Option<FloatDType>,
     ) -> (UpdateArrays<Self>, Option<FloatTensor<Self>>) {
-        let UpdateArrays { master, mut states } = arrays;
-        // The kernel gets exactly the states that it updates; the others keep their handles.
-        let unused = states.split_off(step.states().min(states.len()));
-        let master = exclusive(master);
-        let mut states: Vec<_> = states.into_iter().map(exclusive).collect();
-        // Only read, so it may be shared.
-        let gradient = known::<Self, R>(gradient);
-        let len = master.shape().num_elements();
-        let copy = working
-            .and_then(element_type)
-            .map(|dtype| DeviceBuffer::empty(&master.client, len, dtype));
-        let buffers: Vec<_> = states.iter().map(buffer).collect();
-        let owned = OwnedBuffers {
-            param: &buffer(&master),
-            states: &buffers.iter().collect::<Vec<_>>(),
-            working: copy.as_ref(),
-        };
-        step.launch(&master.client, grad_scale, &buffer(&gradient), owned);
-        states.extend(unused);
-        let copy = copy.map(|copy| flat_tensor(copy, &master));
-        (UpdateArrays { master, states }, copy)
+        let update = ParameterUpdate { arrays, gradient };
+        Self::update_all(step, grad_scale, vec![update], working).swap_remove(0)
     }
 
-    /// Waits for the device once. At most 1024 partial sums of squares of each gradient, in f32,
-    /// are copied to the host and added there in f64.
+    /// Queues a launch for up to eight parameters whose gradients have the same type.
+    fn update_all(
+        step: &ElementwiseStep,
+        grad_scale: f32,
+        updates: Vec<ParameterUpdate<Self>>,
+        working: Option<FloatDType>,
+    ) -> Vec<(UpdateArrays<Self>, Option<FloatTensor<Self>>)> {
+        let working = working.and_then(element_type);
+        let updates: Vec<_> = updates
+            .into_iter()
+            .map(|update| ExclusiveUpdate::new::<Self>(step, update, working))
+            .collect();
+        for alike in updates.chunk_by(|left, right| left.gradient.dtype() == right.gradient.dtype())
+        {
+            launch(step, grad_scale, alike);
+        }
+        updates.into_iter().map(ExclusiveUpdate::into_result).collect()
+    }
+
+    fn updates_together() -> bool {
+        true
+    }
+
+    /// Waits for the device once. The sum of squares of each gradient is copied to the host.
     fn gradient_stats(
         count: usize,
         gradient: &dyn Fn(usize) -> FloatTensor<Self>,
@@ -107,4 +111,68 @@ where
         let buffers: Vec<_> = parts.iter().map(buffer).collect();
         flat_tensor(cube::flatten(&parts[0].client, &buffers, len), &parts[0])
     }
+}
+
+/// A parameter whose arrays a kernel may update in place.
+struct ExclusiveUpdate<R: CubeRuntime> {
+    master: CubeTensor<R>,
+    /// The states that the step updates.
+    states: Vec<CubeTensor<R>>,
+    /// The states that it does not use, which keep their handles.
+    unused: Vec<CubeTensor<R>>,
+    /// The gradient. Only read, so it may be shared.
+    gradient: CubeTensor<R>,
+    /// The working copy that the kernel writes.
+    copy: Option<DeviceBuffer>,
+}
+
+impl<R: CubeRuntime> ExclusiveUpdate<R> {
+    /// Copies shared arrays and allocates the working copy.
+    fn new<B>(
+        step: &ElementwiseStep,
+        update: ParameterUpdate<B>,
+        working: Option<DeviceDType>,
+    ) -> Self
+    where
+        B: OptimizerOps + Backend<FloatTensorPrimitive = CubeTensor<R>>,
+    {
+        let UpdateArrays { master, mut states } = update.arrays;
+        let unused = states.split_off(step.states().min(states.len()));
+        let master = exclusive(master);
+        let states = states.into_iter().map(exclusive).collect();
+        let gradient = known::<B, R>(update.gradient);
+        let len = master.shape().num_elements();
+        let copy = working.map(|dtype| DeviceBuffer::empty(&master.client, len, dtype));
+        Self { master, states, unused, gradient, copy }
+    }
+
+    /// Returns the updated arrays and the working copy.
+    fn into_result<B>(self) -> (UpdateArrays<B>, Option<CubeTensor<R>>)
+    where
+        B: OptimizerOps + Backend<FloatTensorPrimitive = CubeTensor<R>>,
+    {
+        let copy = self.copy.map(|copy| flat_tensor(copy, &self.master));
+        let states = self.states.into_iter().chain(self.unused).collect();
+        (UpdateArrays { master: self.master, states }, copy)
+    }
+}
+
+/// Queues the step of parameters whose gradients have the same type.
+fn launch<R: CubeRuntime>(step: &ElementwiseStep, scale: f32, updates: &[ExclusiveUpdate<R>]) {
+    let buffers: Vec<_> = updates
+        .iter()
+        .map(|it| {
+            let states: Vec<_> = it.states.iter().map(buffer).collect();
+            (buffer(&it.gradient), buffer(&it.master), states)
+        })
+        .collect();
+    let states: Vec<Vec<_>> = buffers.iter().map(|(.., states)| states.iter().collect()).collect();
+    let parameters = updates.iter().zip(&buffers).zip(&states);
+    let parameters: Vec<_> = parameters
+        .map(|((update, (grad, param, _)), states)| DeviceUpdate {
+            grad,
+            buffers: OwnedBuffers { param, states, working: update.copy.as_ref() },
+        })
+        .collect();
+    step.launch(&updates[0].master.client, scale, &parameters);
 }

@@ -31,6 +31,14 @@ use crate::assignment::Matrices;
 use crate::ledger::{Category, Lease, Ledger};
 use crate::offload::{ParkedArray, WriteBehind};
 
+/// The largest number of parameters that are updated together: as many as the kernels of devices
+/// take in a launch.
+const MOST_TOGETHER: usize = 8;
+
+/// The largest number of elements of parameters that are updated together. Their gradients are in
+/// memory at the same time.
+const TOGETHER: usize = 8 << 20;
+
 /// A step that updates one parameter after the other, in the order that was passed to `start_step`.
 pub(crate) struct StepInProgress<'a, B: Backend> {
     /// The optimizer, whose step counter already has the number of this step.
@@ -86,6 +94,83 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
         };
         let scale = self.scale;
         self.pass(index, &step, scale, values, gradient)
+    }
+
+    /// Divides `order`, parameters that are updated one by one, into the groups that
+    /// [`update_all`](Self::update_all) takes. A group has one parameter unless the backend updates
+    /// several together. `is_parked` tells whether the values of a parameter are parked.
+    pub(crate) fn groups<'o>(
+        &self,
+        order: &'o [usize],
+        is_parked: impl Fn(usize) -> bool,
+    ) -> Vec<&'o [usize]> {
+        // The step and the number of elements of a parameter that can be updated with others.
+        let joint = |index: usize| match (self.step(index), &self.optimizer.states[index]) {
+            (UpdateStep::Elements(step), Some(TieredState::Device(state)))
+                if B::updates_together() && !is_parked(index) && !self.is_first_local(index) =>
+            {
+                Some((*step, state.len))
+            }
+            _ => None,
+        };
+        let mut groups = Vec::new();
+        let (mut start, mut elements) = (0, 0);
+        for (place, pair) in order.windows(2).enumerate() {
+            let [left, right] = [pair[0], pair[1]].map(joint);
+            elements += left.map_or(0, |(_, len)| len);
+            let is_alike = left
+                .zip(right)
+                .is_some_and(|(left, right)| left.0 == right.0 && elements + right.1 <= TOGETHER);
+            if !is_alike || place + 1 - start == MOST_TOGETHER {
+                groups.push(&order[start..=place]);
+                (start, elements) = (place + 1, 0);
+            }
+        }
+        groups.extend((start < order.len()).then(|| &order[start..]));
+        groups
+    }
+
+    /// Updates the parameters of a group like [`update`](Self::update), and returns their new
+    /// values in the same order.
+    ///
+    /// # Errors
+    /// Returns an error if the disk fails. The step must not be continued.
+    ///
+    /// # Panics
+    /// Panics if the parameters are not a group of [`groups`](Self::groups).
+    pub(crate) fn update_all(
+        &mut self,
+        group: Vec<(usize, UpdateValues<B>, UpdateGradient<B>)>,
+    ) -> Result<Vec<Option<B::FloatTensorPrimitive>>, SwapError> {
+        let group = match <[_; 1]>::try_from(group) {
+            Ok([(index, values, gradient)]) => {
+                return Ok(vec![self.update(index, values, gradient)?]);
+            }
+            Err(group) => group,
+        };
+        let UpdateStep::Elements(step) = *self.step(group[0].0) else {
+            unreachable!("a group has parameters of one element-wise step")
+        };
+        let Optimizer { states, working, .. } = &mut *self.optimizer;
+        let (mut places, mut updates) = (Vec::new(), Vec::new());
+        for (index, values, gradient) in group {
+            let (Some(TieredState::Device(state)), UpdateValues::Device(values)) =
+                (&mut states[index], values)
+            else {
+                unreachable!("a group has states and values on the device")
+            };
+            places.push((index, state.master.is_some()));
+            let gradient = on_device(gradient, state);
+            updates.push(state.start_update(&step, values, gradient));
+        }
+        let results = B::update_all(&step, self.scale, updates, *working).into_iter();
+        let updated = places.into_iter().zip(results).map(|((index, keeps_master), result)| {
+            let Some(TieredState::Device(state)) = &mut states[index] else {
+                unreachable!("it was on the device before")
+            };
+            Some(state.end_update(result, keeps_master))
+        });
+        Ok(updated.collect())
     }
 
     /// Updates the moments of a parameter and returns its direction. If ranks average momenta, the

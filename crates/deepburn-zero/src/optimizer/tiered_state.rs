@@ -23,7 +23,8 @@ use burn_backend::{Backend, DType, FloatDType, Shape, TensorData};
 use deepburn_kernels::ElementwiseStep;
 use deepburn_nvme::SwapError;
 use deepburn_ops::{
-    OptimizerOps, UpdateArrays, float_bytes, float_from_host, float_into_host, is_without_data,
+    OptimizerOps, ParameterUpdate, UpdateArrays, float_bytes, float_from_host, float_into_host,
+    is_without_data,
 };
 
 use super::parked::{DirectionValues, HostGradient, HostUpdate, HostValues};
@@ -277,16 +278,38 @@ impl<B: OptimizerOps> DeviceState<B> {
         working: Option<FloatDType>,
     ) -> B::FloatTensorPrimitive {
         let keeps_master = self.master.is_some();
+        let ParameterUpdate { arrays, gradient } = self.start_update(step, values, gradient);
+        let result = B::update(step, scale, arrays, gradient, working);
+        self.end_update(result, keeps_master)
+    }
+
+    /// Takes what an update changes. [`end_update`](Self::end_update) returns it to the state.
+    ///
+    /// # Panics
+    /// Panics if there is neither a master nor values.
+    pub(super) fn start_update(
+        &mut self,
+        step: &ElementwiseStep,
+        values: Option<B::FloatTensorPrimitive>,
+        gradient: B::FloatTensorPrimitive,
+    ) -> ParameterUpdate<B> {
         let Some(master) = self.master.take().or(values) else {
             unreachable!("a parameter has its values in one of two places")
         };
         // The moments that the step does not use are at the end of the list. They are not passed to
         // the kernel.
-        let used = step.states();
-        let states = self.moments.drain(..used).collect();
-        let arrays = UpdateArrays { master, states };
-        let (UpdateArrays { master, states }, copy) =
-            B::update(step, scale, arrays, gradient, working);
+        let states = self.moments.drain(..step.states()).collect();
+        ParameterUpdate { arrays: UpdateArrays { master, states }, gradient }
+    }
+
+    /// Takes the result of an update and returns the new values to store. `keeps_master` tells
+    /// whether the state had a master before.
+    pub(super) fn end_update(
+        &mut self,
+        (arrays, copy): (UpdateArrays<B>, Option<B::FloatTensorPrimitive>),
+        keeps_master: bool,
+    ) -> B::FloatTensorPrimitive {
+        let UpdateArrays { master, states } = arrays;
         self.moments.splice(..0, states);
         if keeps_master {
             self.master = Some(master.clone());

@@ -263,11 +263,17 @@ impl<B: OptimizerOps> ModelStates<B> {
             let gradient = update_gradient(share, gradients[index].take(), parameter.partition());
             (values(share, parameter, step.has_master(index)), gradient)
         };
-        for index in order.elements {
-            let (values, gradient) = taken(&step, index);
-            // Parked values were updated in place, so there is nothing to publish.
-            if let Some(updated) = step.update(index, values, gradient)? {
-                publisher.store(share.stage, &parameters[index], updated)?;
+        for group in step.groups(&order.elements, |index| parameters[index].parked().is_some()) {
+            let operands = group.iter().map(|&index| {
+                let (values, gradient) = taken(&step, index);
+                (index, values, gradient)
+            });
+            let operands = operands.collect();
+            for (&index, updated) in group.iter().zip(step.update_all(operands)?) {
+                // Parked values were updated in place, so there is nothing to publish.
+                if let Some(updated) = updated {
+                    publisher.store(share.stage, &parameters[index], updated)?;
+                }
             }
         }
         // The directions of a round stay in memory until the exchange is complete.

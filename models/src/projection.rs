@@ -17,7 +17,7 @@
 use burn::module::{Module, Param};
 use burn::nn::{Dropout, DropoutConfig};
 use burn::tensor::{DType, Tensor, backend::Backend};
-use deepburn_ops::{LinearOps, linear};
+use deepburn_ops::{LinearOps, dropout, linear};
 
 use crate::weights::{AdapterOptions, WeightInit};
 
@@ -97,7 +97,7 @@ impl<B: LinearOps> LinearAdapter<B> {
     //= peft 0.21.2 tuners/lora/layer.py Linear.forward
     /// Adds the adapter's output for `x` to `y`, the output of the layer.
     fn added(&self, x: Tensor<B, 2>, y: Tensor<B, 2>) -> Tensor<B, 2> {
-        self.output(self.dropout.forward(x)) + y
+        self.output(dropout(&self.dropout, x)) + y
     }
 
     //= peft 0.21.2 tuners/lora/dora.py DoraLinearLayer
@@ -115,7 +115,7 @@ impl<B: LinearOps> LinearAdapter<B> {
         let has_dropout = self.dropout.prob > 0.0 && B::ad_enabled(&x.device());
         let y = if has_dropout {
             // As in PEFT, the layer itself has no dropout, and what the norms change of it has.
-            let dropped = self.dropout.forward(x.clone());
+            let dropped = dropout(&self.dropout, x.clone());
             let change = linear(dropped.clone(), weight.clone(), None) * (factor.clone() - 1.0);
             linear(x, weight, None) + change + self.output(dropped) * factor
         } else {

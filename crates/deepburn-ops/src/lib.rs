@@ -91,7 +91,7 @@ pub use deepburn_meta::{Work, report_work};
 pub use norm::{LayerNormGradients, LayerNormOps, LayerNormOutput, LayerNormSaved, layer_norm};
 pub use optimizer::{OptimizerOps, ParameterUpdate, UpdateArrays};
 pub use quantized::{QuantizedMatrix, dequantize, quantize, quantized_rows};
-pub use random::RandomOps;
+pub use random::{ElementDropout, RandomOps, dropout};
 pub use rms_norm::{
     RmsNorm, RmsNormGradients, RmsNormOps, RmsNormOutput, RmsNormSaved, RmsWeight, rms_norm,
 };

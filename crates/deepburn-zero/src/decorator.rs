@@ -34,7 +34,7 @@ use burn_backend::distributed::{
 };
 use burn_backend::tensor::Device;
 use burn_backend::{Backend, BackendTypes, DType, DTypeUsageSet, ExecutionError, TensorData};
-use deepburn_ops::{MatmulOps, RandomOps, SumOps};
+use deepburn_ops::{MatmulOps, SumOps};
 
 use crate::session::Leased;
 use crate::{gradient, session};
@@ -134,13 +134,12 @@ impl<B: MatmulOps> Backend for Sharded<B> {
     forward_backend!();
 }
 
-/// Implements products, sums and random numbers with their provided methods, which leave the work
-/// to the plain ops. [`Sharded`] computes these with the methods of the backend that it decorates.
+/// Implements products and sums with their provided methods, which leave the work to the plain ops.
+/// [`Sharded`] computes these with the methods of the backend that it decorates.
 macro_rules! of_plain_ops {
     ($($decorator:ident: $bound:ident),*) => { $(
         impl<B: $bound> MatmulOps for $decorator<B> {}
         impl<B: $bound> SumOps for $decorator<B> {}
-        impl<B: $bound> RandomOps for $decorator<B> {}
     )* };
 }
 

@@ -7,7 +7,7 @@
 use burn::module::Module;
 use burn::nn::{Dropout, DropoutConfig};
 use burn::tensor::{Tensor, backend::Backend};
-use deepburn_ops::FusedOps;
+use deepburn_ops::{FusedOps, dropout};
 
 use super::attention::Attention;
 use super::feed_forward::FeedForward;
@@ -87,6 +87,6 @@ impl<B: FusedOps> Layer<B> {
             Some(norm) => norm.forward(x),
             None => x,
         };
-        self.dropout.forward(x)
+        dropout(&self.dropout, x)
     }
 }

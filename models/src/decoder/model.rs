@@ -6,7 +6,9 @@
 use burn::module::Module;
 use burn::nn::{self, Dropout, DropoutConfig};
 use burn::tensor::{Bool, DType, Int, Tensor, TensorData, backend::Backend, module::embedding};
-use deepburn_ops::{FusedOps, cross_entropy, linear_cross_entropy, linear_scores, num_predicted};
+use deepburn_ops::{
+    FusedOps, cross_entropy, dropout, linear_cross_entropy, linear_scores, num_predicted,
+};
 
 use super::any::AnyDecoder;
 use super::config::DecoderConfig;
@@ -141,7 +143,10 @@ impl<B: Backend> Stack<B> {
     }
 
     /// Returns the embeddings, `[batch * queries, width]`.
-    fn embed(&self, input_ids: Tensor<B, 2, Int>, pass: &DecoderPass<B>) -> Tensor<B, 2> {
+    fn embed(&self, input_ids: Tensor<B, 2, Int>, pass: &DecoderPass<B>) -> Tensor<B, 2>
+    where
+        B: FusedOps,
+    {
         let SeqDims { batch, past, queries } = pass.dims;
         let mut tokens = self.embed_tokens.forward(input_ids.clone());
         let width = tokens.dims()[2];
@@ -171,7 +176,7 @@ impl<B: Backend> Stack<B> {
             };
             embedded = embedded + positions;
         }
-        self.dropout.forward(embedded.reshape([batch * queries, width]))
+        dropout(&self.dropout, embedded.reshape([batch * queries, width]))
     }
 }
 

@@ -11,7 +11,7 @@ use burn::module::Module;
 use burn::nn::{Dropout, DropoutConfig};
 use burn::tensor::activation::relu;
 use burn::tensor::{Tensor, backend::Backend};
-use deepburn_ops::{FusedOps, SelfAttention, self_attention};
+use deepburn_ops::{FusedOps, SelfAttention, dropout, self_attention};
 
 use super::config::EncoderConfig;
 use crate::norm::{NormKind, Normalization};
@@ -63,12 +63,12 @@ impl<B: Backend> EncoderLayer<B> {
     {
         // Dropout of the attention weights is part of the fused op, so Burn's `Dropout` module is
         // not used. As in that module, dropout is disabled without autodiff.
-        let dropout = if B::ad_enabled(&x.device()) { self.dropout.prob } else { 0.0 };
-        let attended = self_attention(project(&self.in_proj, x.clone()), attention, dropout);
-        let attended = self.dropout.forward(project(&self.out_proj, attended));
+        let probability = if B::ad_enabled(&x.device()) { self.dropout.prob } else { 0.0 };
+        let attended = self_attention(project(&self.in_proj, x.clone()), attention, probability);
+        let attended = dropout(&self.dropout, project(&self.out_proj, attended));
         let x = self.norm1.forward(attended + x);
-        let inner = self.dropout.forward(relu(project(&self.linear1, x.clone())));
-        let fed = self.dropout.forward(project(&self.linear2, inner));
+        let inner = dropout(&self.dropout, relu(project(&self.linear1, x.clone())));
+        let fed = dropout(&self.dropout, project(&self.linear2, inner));
         self.norm2.forward(fed + x)
     }
 }

@@ -11,7 +11,7 @@ use burn::module::Module;
 use burn::nn::{Dropout, DropoutConfig, Embedding};
 use burn::tensor::activation::relu;
 use burn::tensor::{Int, Tensor, backend::Backend};
-use deepburn_ops::{AttentionMask, FusedOps, SelfAttention};
+use deepburn_ops::{AttentionMask, FusedOps, SelfAttention, dropout};
 
 use super::config::EncoderConfig;
 use super::layer::EncoderLayer;
@@ -110,11 +110,11 @@ impl<B: FusedOps> TextClassifier<B> for Encoder<B> {
         // in the batch.
         let means = weights.swap_dims(1, 2).matmul(x.reshape([texts, length, width]));
         let inner = relu(project(&self.classifier1, means.reshape([texts, width])));
-        project(&self.classifier2, self.dropout.forward(inner))
+        project(&self.classifier2, dropout(&self.dropout, inner))
     }
 }
 
-impl<B: Backend> Encoder<B> {
+impl<B: FusedOps> Encoder<B> {
     /// Returns the token embeddings plus positions, `[texts * length, width]`.
     fn embed(&self, input_ids: Tensor<B, 2, Int>) -> Tensor<B, 2> {
         let [texts, length] = input_ids.dims();
@@ -124,6 +124,6 @@ impl<B: Backend> Encoder<B> {
         // With one row per text, the position encodings are the same row for all texts, so they are
         // added by broadcasting.
         let embedded = tokens + positions.reshape([1, length * width]);
-        self.dropout.forward(embedded.reshape([texts * length, width]))
+        dropout(&self.dropout, embedded.reshape([texts * length, width]))
     }
 }

@@ -116,6 +116,28 @@ fn two_layers_learn_as_on_flex() {
     }
 }
 
+/// A device drops the elements that flex drops, also when activations are computed again.
+#[test]
+#[cfg_attr(feature = "fusion", ignore = "fusion depends on earlier ops")]
+fn dropout_drops_the_elements_of_flex() {
+    let job = || {
+        let probabilities = ["embd_pdrop", "resid_pdrop", "attn_pdrop"];
+        probabilities
+            .iter()
+            .fold(Job::uneven(), |job, it| job.with(&format!("model.config.{it}"), 0.2))
+    };
+    for backend in others() {
+        let flex = on(job(), "flex", 0, 1);
+        let other = on(job(), backend, 0, 1);
+        for (row, expected) in other.steps.iter().zip(&flex.steps) {
+            near(row, expected, backend);
+        }
+        let full = json!({"policy": "full"});
+        let again = on(job().with("deepspeed.activation_checkpointing", full), backend, 0, 1);
+        assert_eq!(again.numbers(), other.numbers(), "{backend}");
+    }
+}
+
 /// Another order of additions changes a loss of 5 by about 1e-6 per step, and the first steps of
 /// AdamW amplify the difference.
 #[track_caller]

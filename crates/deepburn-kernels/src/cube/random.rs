@@ -1,4 +1,4 @@
-//! Random zeros and ones from a ChaCha8 stream, drawn on the device.
+//! Random zeros and ones from a ChaCha8 stream, and dropout, drawn on the device.
 //!
 //! The numbers are those that the crates `rand_chacha` and `rand` draw on the host from the same
 //! stream, to the bit, so a model drops the same elements on every device:
@@ -45,13 +45,43 @@ pub fn bernoulli<R: Runtime>(
     len: usize,
     dtype: DeviceDType,
 ) -> DeviceBuffer {
+    let drawn = DeviceBuffer::empty(client, len, dtype);
+    draw(client, position, probability, None, drawn)
+}
+
+/// Returns the elements of `x` for which [`bernoulli`] draws 1, divided by the probability `keep`,
+/// and 0 for the others.
+///
+/// Queues one kernel; an empty array needs no launch.
+///
+/// # Panics
+/// Panics if `keep` is not in `0.0..1.0`.
+pub fn dropout<R: Runtime>(
+    client: &ComputeClient<R>,
+    position: &ChaChaPosition,
+    keep: f64,
+    x: &DeviceBuffer,
+) -> DeviceBuffer {
+    let kept = DeviceBuffer::empty(client, x.len(), x.dtype());
+    draw(client, position, keep, Some(x), kept)
+}
+
+/// Draws for each element of `result`, writes what [`bernoulli`] or [`dropout`] returns and returns
+/// the buffer.
+fn draw<R: Runtime>(
+    client: &ComputeClient<R>,
+    position: &ChaChaPosition,
+    probability: f64,
+    x: Option<&DeviceBuffer>,
+    result: DeviceBuffer,
+) -> DeviceBuffer {
     assert!(
         (0.0..1.0).contains(&probability),
         "a probability of {probability}; the kernel draws with one in 0.0..1.0"
     );
-    let drawn = DeviceBuffer::empty(client, len, dtype);
+    let len = result.len();
     if len == 0 {
-        return drawn;
+        return result;
     }
     let skipped = (position.word % BLOCK as u128) as usize;
     let (count, dim) = cubes(client, (skipped + 2 * len).div_ceil(BLOCK));
@@ -59,7 +89,7 @@ pub fn bernoulli<R: Runtime>(
     let threshold = (probability * 2_f64.powi(64)) as u64;
     // SAFETY: every unit checks that its elements exist.
     unsafe {
-        with_element!(dtype, T => {
+        with_element!(result.dtype(), T => {
             bernoulli_kernel::launch_unchecked::<T, R>(
                 client,
                 count,
@@ -69,17 +99,21 @@ pub fn bernoulli<R: Runtime>(
                 threshold as u32,
                 (threshold >> 32) as u32,
                 len,
-                drawn.arg(),
+                x.iter().map(|x| x.arg()).collect(),
+                (1.0 / probability) as f32,
+                result.arg(),
                 skipped % 2 == 1,
+                x.is_some(),
             );
         });
     }
-    drawn
+    result
 }
 
 /// Writes the elements whose first word is in the unit's block. The first `skipped` words of block
 /// 0 are before the position. If that number is odd, the second word of a block's last element is
-/// the first word of the next block.
+/// the first word of the next block. `x` is empty, or has the array whose elements are kept and
+/// multiplied by `scale`.
 #[cube(launch_unchecked)]
 fn bernoulli_kernel<T: Float>(
     input: &Sequence<u32>,
@@ -87,8 +121,11 @@ fn bernoulli_kernel<T: Float>(
     threshold_low: u32,
     threshold_high: u32,
     len: usize,
+    x: &Sequence<Array<T>>,
+    scale: f32,
     drawn: &mut Array<T>,
     #[comptime] is_odd: bool,
+    #[comptime] has_x: bool,
 ) {
     let start = ABSOLUTE_POS * 16;
     if start >= skipped + 2 * len {
@@ -112,7 +149,15 @@ fn bernoulli_kernel<T: Float>(
                 let high = words[low + 1];
                 let is_below =
                     high < threshold_high || (high == threshold_high && words[low] < threshold_low);
-                drawn[element] = T::cast_from(u32::cast_from(is_below));
+                if comptime![has_x] {
+                    let mut value = f32::new(0.0);
+                    if is_below {
+                        value = f32::cast_from(x[0][element]) * scale;
+                    }
+                    drawn[element] = T::cast_from(value);
+                } else {
+                    drawn[element] = T::cast_from(u32::cast_from(is_below));
+                }
             }
         }
     }

@@ -790,6 +790,19 @@ fn device_kernels_draw_as_the_host() {
                 let expected: Vec<f32> =
                     (0..len).map(|_| f32::from(u8::from(expected.sample(&mut host)))).collect();
                 assert_eq!(download(&client, drawn), expected, "{dtype:?}, word {word}, {len}");
+                if probability > 0.0 {
+                    let x = held(&noise(len, 8), dtype);
+                    let scale = (1.0 / probability) as f32;
+                    let kept: Vec<_> =
+                        x.iter().zip(&expected).map(|(x, one)| x * one * scale).collect();
+                    let found =
+                        cube::dropout(&client, &position, probability, &upload(&client, &x, dtype));
+                    assert_eq!(
+                        download(&client, found),
+                        held(&kept, dtype),
+                        "{dtype:?}, {word}, {len}"
+                    );
+                }
                 assert_eq!(host.get_word_pos(), word + 2 * len as u128);
             }
         }

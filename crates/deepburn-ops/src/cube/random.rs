@@ -1,13 +1,14 @@
 //! Random numbers on the device.
 
 use burn_backend::tensor::{Device, FloatTensor};
-use burn_backend::{FloatDType, Shape};
+use burn_backend::{FloatDType, Shape, TensorMetadata};
+use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};
 use deepburn_kernels::{ChaChaPosition, cube};
 
-use super::array::{data_type, element_type};
-use crate::random::RandomOps;
+use super::array::{buffer, data_type, element_type, shaped_tensor};
+use crate::random::{ElementDropout, RandomOps};
 
 impl<R, F, I, BT> RandomOps for CubeBackend<R, F, I, BT>
 where
@@ -34,5 +35,16 @@ where
             drawn.into_handle(),
             data_type(wanted),
         ))
+    }
+
+    fn has_dropout(dtype: FloatDType) -> bool {
+        element_type(dtype).is_some()
+    }
+
+    /// Queues one launch.
+    fn drop_elements(x: FloatTensor<Self>, dropout: ElementDropout) -> FloatTensor<Self> {
+        let x = into_contiguous(x);
+        let kept = cube::dropout(&x.client, &dropout.position, dropout.keep, &buffer(&x));
+        shaped_tensor(kept, x.shape(), &x)
     }
 }

@@ -44,7 +44,7 @@ use burn_backend::{
     Backend, BackendTypes, DType, DTypeUsageSet, ExecutionError, FloatDType, TensorData,
     TensorMetadata,
 };
-use deepburn_ops::{MatmulOps, SumOps};
+use deepburn_ops::MatmulOps;
 
 use crate::decorator::{Sharded, Staged, forward_backend};
 use crate::session;
@@ -60,7 +60,7 @@ pub struct Autocast<B> {
 /// A backend that can tell whether a tensor is a parameter of a sharded model, or a view of one.
 /// [`Autocast`] has to recognize parameters, because a product with a 16-bit parameter has its own
 /// rule.
-pub trait TracksParameters: SumOps {
+pub trait TracksParameters: MatmulOps {
     /// Returns true if `tensor` is a parameter.
     fn is_parameter(tensor: &FloatTensor<Self>) -> bool;
 }

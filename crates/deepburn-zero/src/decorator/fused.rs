@@ -7,14 +7,15 @@
 //! calls casts its operands: the autodiff node of this op calls the forward and the backward method
 //! of the inner backend, with operands that already have one type.
 
-use burn_backend::DType;
 use burn_backend::tensor::Device;
+use burn_backend::{DType, FloatDType};
+use deepburn_kernels::ChaChaPosition;
 use deepburn_ops::{
-    AttentionDropout, AttentionOps, AttentionOutput, AttentionSaved, CrossEntropyOps, GateFunction,
-    GatedGradients, GatedOps, GeluOps, HeadGradients, HeadLoss, LayerNormGradients, LayerNormOps,
-    LayerNormOutput, LayerNormSaved, LinearGradients, LinearOps, MatmulOps, RmsNorm,
-    RmsNormGradients, RmsNormOps, RmsNormOutput, RmsNormSaved, RotaryOps, RotatedHeads,
-    SelfAttention,
+    AttentionDropout, AttentionOps, AttentionOutput, AttentionSaved, CrossEntropyOps,
+    ElementDropout, GateFunction, GatedGradients, GatedOps, GeluOps, HeadGradients, HeadLoss,
+    LayerNormGradients, LayerNormOps, LayerNormOutput, LayerNormSaved, LinearGradients, LinearOps,
+    MatmulOps, RandomOps, RmsNorm, RmsNormGradients, RmsNormOps, RmsNormOutput, RmsNormSaved,
+    RotaryOps, RotatedHeads, SelfAttention,
 };
 
 use crate::decorator::Sharded;
@@ -22,6 +23,7 @@ use crate::decorator::autocast::ops::cast;
 use crate::decorator::autocast::{Autocast, TracksParameters};
 use crate::decorator::staged::Staged;
 use crate::decorator::staged::ops::stage;
+use crate::pipeline::stages;
 
 /// Implements the ops that need only the data of their operands, for a decorator of backends that
 /// implement `$bound`; see [`ops`](crate::decorator::ops) for the syntax of the tables.
@@ -93,7 +95,7 @@ pub(crate) use fused_ops;
 /// Implements the ops with products, for a decorator of the backend `$inner`. [`Sharded`]
 /// implements them by hand, because their operations are counted.
 macro_rules! counted_fused_ops {
-    ($with:ident, $decorator:ident, $bound:ident, $inner:ty) => {
+    ($with:ident, $decorator:ident, $bound:ident, $inner:ty, $takes_dropout:expr) => {
         impl<B: $bound + LinearOps> LinearOps for $decorator<B> {
             $with! {
                 #[product] fn fused_linear(x: float, weight: float, bias: (maybe float)) -> float;
@@ -118,6 +120,19 @@ macro_rules! counted_fused_ops {
                     -> (float, (maybe float));
                 fn fused_cross_entropy(logits: float, targets: int) -> float;
                 fn scale_gradient(gradient: float, factor: float, dtype: [DType]) -> float;
+            }
+        }
+
+        /// Random tensors are drawn by the plain op.
+        impl<B: $bound> RandomOps for $decorator<B> {
+            fn take_dropout(
+                device: &Device<Self>, len: usize, dtype: FloatDType,
+            ) -> Option<ChaChaPosition> {
+                $takes_dropout.then(|| <$inner>::take_dropout(device, len, dtype)).flatten()
+            }
+
+            $with! {
+                #[uncast] fn drop_elements(x: float, dropout: [ElementDropout]) -> float;
             }
         }
 
@@ -152,7 +167,8 @@ macro_rules! counted_fused_ops {
 }
 
 fused_ops!(stage, Staged, MatmulOps);
-counted_fused_ops!(stage, Staged, MatmulOps, Sharded<B>);
+// The stages of a pipeline leave the ops of other stages out, and their random numbers with them.
+counted_fused_ops!(stage, Staged, MatmulOps, Sharded<B>, stages::<B>().is_none());
 
 fused_ops!(cast, Autocast, TracksParameters);
-counted_fused_ops!(cast, Autocast, TracksParameters, B);
+counted_fused_ops!(cast, Autocast, TracksParameters, B, true);

@@ -10,14 +10,15 @@
 //! backward.
 
 use burn_backend::tensor::{Device, FloatTensor, IntTensor};
-use burn_backend::{DType, Shape, TensorMetadata, get_device_settings};
+use burn_backend::{DType, FloatDType, Shape, TensorMetadata, get_device_settings};
+use deepburn_kernels::ChaChaPosition;
 use deepburn_ops::{
     AttentionDropout, AttentionMask, AttentionOps, AttentionOutput, AttentionSaved,
-    CrossEntropyOps, GateFunction, GatedGradients, GatedOps, GeluOps, HeadGradients, HeadLoss,
-    LayerNormGradients, LayerNormOps, LayerNormOutput, LayerNormSaved, LinearGradients, LinearOps,
-    MatmulOps, QuantizedMatrix, RmsNorm, RmsNormGradients, RmsNormOps, RmsNormOutput, RmsNormSaved,
-    RotaryOps, RotatedHeads, SEED_DRAWS, SelfAttention, SumOps, is_without_data, seed_distribution,
-    seed_from,
+    CrossEntropyOps, ElementDropout, GateFunction, GatedGradients, GatedOps, GeluOps,
+    HeadGradients, HeadLoss, LayerNormGradients, LayerNormOps, LayerNormOutput, LayerNormSaved,
+    LinearGradients, LinearOps, MatmulOps, QuantizedMatrix, RandomOps, RmsNorm, RmsNormGradients,
+    RmsNormOps, RmsNormOutput, RmsNormSaved, RotaryOps, RotatedHeads, SEED_DRAWS, SelfAttention,
+    SumOps, is_without_data, seed_distribution, seed_from,
 };
 
 use crate::decorator::fused::fused_ops;
@@ -27,7 +28,7 @@ use crate::decorator::ops::weight_gradients::weight_gradients;
 use crate::decorator::ops::{forward, recorded, weight};
 use crate::decorator::{Sharded, ZeroTensor};
 use crate::recompute::{self, Cost};
-use crate::session;
+use crate::session::{self, RandomStream};
 
 // The output of a norm and the statistics of each row, which backward needs, are the results of one
 // recorded op.
@@ -180,6 +181,43 @@ impl<B: MatmulOps + CrossEntropyOps> CrossEntropyOps for Sharded<B> {
         note_unrecorded(&[&logits]);
         let (loss, gradient) = B::logits_loss(logits.into_full(), targets.into_inner(), gradient);
         (ZeroTensor::full(loss), gradient.map(ZeroTensor::full))
+    }
+}
+
+/// Dropout draws from the rank's own stream. With recomputation, the elements are drawn again from
+/// the same position.
+impl<B: MatmulOps> RandomOps for Sharded<B> {
+    /// Random tensors are drawn by the plain op.
+    fn bernoulli(
+        _position: &ChaChaPosition,
+        _probability: f64,
+        _shape: &Shape,
+        _device: &Device<Self>,
+        _dtype: FloatDType,
+    ) -> Option<FloatTensor<Self>> {
+        None
+    }
+
+    fn has_dropout(dtype: FloatDType) -> bool {
+        B::has_dropout(dtype)
+    }
+
+    fn take_dropout(
+        _device: &Device<Self>,
+        len: usize,
+        dtype: FloatDType,
+    ) -> Option<ChaChaPosition> {
+        let take = |random: &mut RandomStream| {
+            let position = random.on_device();
+            // A u64 each, of two words.
+            random.seek(position.word + 2 * len as u128);
+            position
+        };
+        B::has_dropout(dtype).then(|| session::with_random(take)).flatten()
+    }
+
+    forward! {
+        fn drop_elements(x: float, dropout: [ElementDropout]) -> float;
     }
 }
 

@@ -37,6 +37,7 @@ mod parts;
 mod pass;
 mod pretrained;
 mod rotary;
+mod rotary_angles;
 mod save;
 mod stored_values;
 mod unlearned;

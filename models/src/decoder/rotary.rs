@@ -13,6 +13,8 @@ use std::f64::consts::TAU;
 use burn::tensor::{Tensor, TensorData, backend::Backend};
 use deepburn_ops::{RotaryOps, RotatedHeads, rotate_heads};
 
+use super::rotary_angles::cosines_and_sines;
+
 /// A rotation of queries and keys.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rotary {
@@ -204,16 +206,11 @@ impl Rotary {
         device: &B::Device,
     ) -> RotaryTable<B> {
         let frequencies = self.frequencies(length);
-        let factor = self.attention_factor();
         let shape = [positions.len(), self.width / 2];
-        let table = |f: fn(f64) -> f64| {
-            let angles = positions.iter().flat_map(|position| {
-                frequencies.iter().map(|frequency| f64::from(*position as f32 * frequency))
-            });
-            let values: Vec<f32> = angles.map(|angle| (f(angle) * factor) as f32).collect();
-            Tensor::from_data(TensorData::new(values, shape), device)
-        };
-        RotaryTable { cos: table(f64::cos), sin: table(f64::sin) }
+        let rows = cosines_and_sines(&frequencies, self.attention_factor(), positions, length);
+        let [cos, sin] =
+            rows.map(|values| Tensor::from_data(TensorData::new(values, shape), device));
+        RotaryTable { cos, sin }
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Each family of ops has one extension trait, which connects the kernels to a backend.
 //! [`OptimizerOps`] updates the elements that a rank owns, [`MatmulOps`] multiplies matrices, and
-//! [`SumOps`] sums all elements of a tensor and adds rows to a table.
+//! [`SumOps`] sums all elements of a tensor, the parts of ranks, and rows of a table.
 //! [`LayerNormOps`], [`RmsNormOps`], [`GeluOps`], [`GatedOps`], [`LinearOps`], [`RotaryOps`],
 //! [`AttentionOps`] and [`CrossEntropyOps`], together [`FusedOps`], have a forward and a backward
 //! pass. Provided methods use ops that every backend supports, or copy to host memory. A backend
@@ -16,7 +16,7 @@
 //! | [`LinearOps`] | own products | LibTorch's products | the backend's products, kernel for bias gradients | the backend's products |
 //! | [`MatmulOps`] | own products | LibTorch's products | the backend's products | the same |
 //! | [`CrossEntropyOps`] | kernel | ops in place | kernel | provided |
-//! | [`AttentionOps`] | kernel | LibTorch's on the CPU if causal | provided | provided |
+//! | [`AttentionOps`] | kernel | LibTorch's on the CPU if causal | kernel | provided |
 //! | [`SumOps`] | Burn's, in order | LibTorch's | kernel | kernel |
 //! | [`RandomOps`] | drawn on the host | drawn on the host | kernel | drawn on the host |
 //! | [`OptimizerOps`] | kernel | kernel on the CPU, else host memory | kernel | kernel |

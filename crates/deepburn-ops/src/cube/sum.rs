@@ -41,7 +41,8 @@ where
         divisor: f32,
         len: usize,
     ) -> Option<FloatTensor<Self>> {
-        if !are_supported(parts) {
+        let is_alike = |part: &FloatTensor<Self>| part.dtype() == parts[0].dtype();
+        if !are_supported(parts) || !parts.iter().all(is_alike) {
             return None;
         }
         let parts: Vec<_> = parts.iter().cloned().map(into_contiguous).collect();

@@ -15,7 +15,8 @@
 //! ```
 //!
 //! Measurement errors: each row is measured once. Steps are timed by the programs, which wait for
-//! the device at the end of a step. PyTorch's script does that too. See also `card.rs` and
+//! the device before the update of a step, for its loss and its norm: the next step's time
+//! contains the update. PyTorch's script waits at the end of a step. See also `card.rs` and
 //! `kernels.rs`.
 
 mod card;

@@ -42,7 +42,7 @@ pub use norm::{
     norm_weight_gradients, norm_x_gradient, rms_norm,
 };
 pub use parts::{copy_of_range, flatten, sum_of_parts};
-pub use random::{bernoulli, dropout};
+pub use random::{MAX_DRAWN, bernoulli, dropout};
 pub use rotary::{RotatedColumns, rotate};
 pub use rows::{AddedRows, add_rows};
 pub use stats::gradient_stats;

@@ -36,8 +36,9 @@ pub trait RandomOps: Backend {
         None
     }
 
-    /// Returns true if [`drop_elements`](Self::drop_elements) has a kernel for a type.
-    fn has_dropout(_dtype: FloatDType) -> bool {
+    /// Returns true if [`drop_elements`](Self::drop_elements) has a kernel for `len` elements of a
+    /// type.
+    fn has_dropout(_len: usize, _dtype: FloatDType) -> bool {
         false
     }
 

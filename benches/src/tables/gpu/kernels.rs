@@ -24,13 +24,23 @@ const LIMIT: u64 = 90;
 const TOOL_LIMIT: u64 = 70;
 /// The tools of compute-sanitizer.
 const TOOLS: [&str; 4] = ["memcheck", "racecheck", "synccheck", "initcheck"];
-/// The tests that run under it, one of each family of kernels that uses shared memory.
-const TESTS: [&str; 5] = [
+/// The tests that run under it, one of each family of kernels. Attention has two: one with every
+/// mask, and one in 16 bits.
+const TESTS: [&str; 14] = [
     "attention_in_16_bits",
+    "attention_with_every_mask",
+    "casts_round",
     "columns_follow",
+    "copies_are",
+    "flat_arrays",
+    "gelu_follows",
+    "layer_norm_follows",
     "losses_leave_padding",
+    "rotations_follow",
     "rows_are_added",
     "stats_see_every",
+    "steps_of_many",
+    "sums_of_parts",
 ];
 
 /// Trains GPT-2 124M in bf16 and adds up the log of CubeCL.

@@ -125,7 +125,10 @@ pub(super) fn batches(recording: &mut GpuRecording<'_>) -> Outcome<()> {
         let name = format!("{} × {} tokens", larger.sequences, larger.length);
         match train(recording, job, LIMIT) {
             Ok(found) => recording.row(&table, &name, false, |_| Ok(found))?,
-            Err(error) => return recording.lacks(&name, &error.to_string()),
+            Err(error) if error.to_string().contains("could not allocate") => {
+                return recording.lacks(&name, &error.to_string());
+            }
+            Err(error) => return recording.fail(&name, &error),
         };
     }
     Ok(())

@@ -21,6 +21,10 @@ use crate::ChaChaPosition;
 /// The number of words of a block.
 const BLOCK: usize = 16;
 
+/// The largest number of elements that are drawn at once. Kernels count words in 32 bits, and an
+/// element has two. The last block may begin before the first word.
+pub const MAX_DRAWN: usize = (u32::MAX as usize - 2 * BLOCK) / 2;
+
 /// Returns the words of a block's input that are the same for all units: the key, and then, each
 /// with its low word first, the number of the first block and of the stream.
 fn input_words(position: &ChaChaPosition) -> Vec<u32> {
@@ -37,7 +41,7 @@ fn input_words(position: &ChaChaPosition) -> Vec<u32> {
 /// Queues one kernel; an empty result needs no launch.
 ///
 /// # Panics
-/// Panics if `probability` is not in `0.0..1.0`.
+/// Panics if `probability` is not in `0.0..1.0`, or if there are more than [`MAX_DRAWN`] elements.
 pub fn bernoulli<R: Runtime>(
     client: &ComputeClient<R>,
     position: &ChaChaPosition,
@@ -55,7 +59,7 @@ pub fn bernoulli<R: Runtime>(
 /// Queues one kernel; an empty array needs no launch.
 ///
 /// # Panics
-/// Panics if `keep` is not in `0.0..1.0`.
+/// Panics if `keep` is not in `0.0..1.0`, or if there are more than [`MAX_DRAWN`] elements.
 pub fn dropout<R: Runtime>(
     client: &ComputeClient<R>,
     position: &ChaChaPosition,
@@ -84,6 +88,7 @@ fn draw<R: Runtime>(
         return result;
     }
     let skipped = (position.word % BLOCK as u128) as usize;
+    assert!(len <= MAX_DRAWN, "{len} random elements; a kernel draws at most {MAX_DRAWN}");
     let (count, dim) = cubes(client, (skipped + 2 * len).div_ceil(BLOCK));
     // As in `rand`. It is exact: the product is an f64 below 2^64.
     let threshold = (probability * 2_f64.powi(64)) as u64;

@@ -17,7 +17,7 @@ where
     I: IntElement,
     BT: BoolElement,
 {
-    /// Queues one launch. f64 is drawn on the host.
+    /// Queues one launch. f64 is drawn on the host, and so are 2^31 elements and more.
     fn bernoulli(
         position: &ChaChaPosition,
         probability: f64,
@@ -26,6 +26,9 @@ where
         dtype: FloatDType,
     ) -> Option<FloatTensor<Self>> {
         let wanted = element_type(dtype)?;
+        if shape.num_elements() > cube::MAX_DRAWN {
+            return None;
+        }
         let client = R::client(device);
         let drawn = cube::bernoulli(&client, position, probability, shape.num_elements(), wanted);
         Some(CubeTensor::new_contiguous(
@@ -37,8 +40,8 @@ where
         ))
     }
 
-    fn has_dropout(dtype: FloatDType) -> bool {
-        element_type(dtype).is_some()
+    fn has_dropout(len: usize, dtype: FloatDType) -> bool {
+        len <= cube::MAX_DRAWN && element_type(dtype).is_some()
     }
 
     /// Queues one launch.

@@ -46,11 +46,7 @@ use host_sum::HostSum;
 /// - A reduction over a single rank returns a view of its input.
 /// - A broadcast to a rank on the root's device returns the root's tensor.
 #[derive(Debug, Clone)]
-pub enum DeviceArray<B: Backend>
-where
-    B: SumOps,
-    B: SumOps,
-{
+pub enum DeviceArray<B: SumOps> {
     /// An ordinary tensor of any shape, read in its flat order.
     Dense(B::FloatTensorPrimitive),
     /// The gradient of an embedding, as rows. Only the part that a rank owns becomes dense, when

@@ -198,8 +198,8 @@ impl<B: MatmulOps> RandomOps for Sharded<B> {
         None
     }
 
-    fn has_dropout(dtype: FloatDType) -> bool {
-        B::has_dropout(dtype)
+    fn has_dropout(len: usize, dtype: FloatDType) -> bool {
+        B::has_dropout(len, dtype)
     }
 
     fn take_dropout(
@@ -213,7 +213,7 @@ impl<B: MatmulOps> RandomOps for Sharded<B> {
             random.seek(position.word + 2 * len as u128);
             position
         };
-        B::has_dropout(dtype).then(|| session::with_random(take)).flatten()
+        B::has_dropout(len, dtype).then(|| session::with_random(take)).flatten()
     }
 
     forward! {

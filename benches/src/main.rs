@@ -241,6 +241,9 @@ fn run_bench(suite: &Suite, bench: &Bench, source: &BuildSource) -> Results {
         eprintln!("{}: FAILED: {error}", bench.name);
         results.failures.push(error.to_string());
     }
+    for failure in &mut results.failures {
+        *failure = without_peers_path(failure, suite.options.peers.as_deref());
+    }
     // Measured after an error too, because complete tables are kept.
     results.seconds = start.elapsed().as_secs_f64();
     eprintln!("{}: {:.0} s", bench.name, results.seconds);
@@ -250,14 +253,17 @@ fn run_bench(suite: &Suite, bench: &Bench, source: &BuildSource) -> Results {
     results
 }
 
-/// Returns the command line for the report, in which the path of the peers' environment is replaced
-/// by `VENV`.
+/// Returns a text of the report, in which the path of the peers' environment is replaced by `VENV`.
+fn without_peers_path(text: &str, peers: Option<&Path>) -> String {
+    match peers.map(Path::to_string_lossy) {
+        Some(path) => text.replace(&*path, "VENV"),
+        None => text.into(),
+    }
+}
+
+/// Returns the command line for the report.
 fn command_line(peers: Option<&Path>) -> String {
-    let peers = peers.map(Path::to_string_lossy);
-    let arguments = env::args().skip(1).map(|argument| match &peers {
-        Some(path) => argument.replace(&**path, "VENV"),
-        None => argument,
-    });
+    let arguments = env::args().skip(1).map(|argument| without_peers_path(&argument, peers));
     let arguments: Vec<_> = arguments.collect();
     format!("cargo run --release -p deepburn-benches -- {}", arguments.join(" "))
 }

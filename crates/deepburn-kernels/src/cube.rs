@@ -33,7 +33,7 @@ pub use attention::{
 };
 pub use cast::cast;
 pub use columns::column_sums;
-pub use device_buffer::{DeviceBuffer, DeviceDType};
+pub use device_buffer::{DeviceBuffer, DeviceDType, MOST_AT_ONCE};
 pub use elementwise::{DeviceUpdate, OwnedBuffers};
 pub(crate) use elementwise::{ElementKernel, launch, lerp, only_if, place, write};
 pub use loss_head::{LogitRows, RowLosses, accumulate, row_losses, scale};

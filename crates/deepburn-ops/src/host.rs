@@ -31,7 +31,9 @@ const READ_BYTES: usize = 4 << 20;
 /// Panics if the device fails.
 pub fn read_float<B: Backend>(tensor: B::FloatTensorPrimitive) -> TensorData {
     let (shape, dtype) = (tensor.shape(), tensor.dtype());
-    if is_in_host_memory::<B>() || shape.num_elements() * dtype.size() <= READ_BYTES {
+    // Without CubeCL, pieces would only be copied once more.
+    let is_small = shape.num_elements() * dtype.size() <= READ_BYTES;
+    if !cfg!(feature = "cube") || is_in_host_memory::<B>() || is_small {
         return read_at_once::<B>(tensor);
     }
     // The elements are copied as integers of their size, so that the memory is aligned for them.

@@ -65,10 +65,10 @@ pub trait OptimizerOps: StreamOps + LayoutOps + MatmulOps {
         updates.into_iter().map(update).collect()
     }
 
-    /// Returns true if [`update_all`](Self::update_all) needs fewer launches than updates one by
-    /// one. Callers then keep several gradients in memory.
-    fn updates_together() -> bool {
-        false
+    /// Returns how many parameters [`update_all`](Self::update_all) updates with one launch. Their
+    /// gradients are in memory at the same time.
+    fn updates_at_once() -> usize {
+        1
     }
 
     /// Returns the sum of squares of each flat gradient in f32, f16 or bf16, and whether all its

@@ -145,11 +145,12 @@ macro_rules! with_element {
 }
 pub(crate) use with_element;
 
-/// Returns how many parameters or parts, from 1 to 8, a launch may take if each of them has
-/// `arrays` arguments and `shared` more are common to all.
-///
-/// A kernel is compiled for each number and grows with it, and a launch of eight small parameters
-/// costs little more than a launch of one.
+/// The largest number of parameters or parts of a launch. A kernel is compiled for each number and
+/// grows with it, and a launch of eight small parameters costs little more than a launch of one.
+pub const MOST_AT_ONCE: usize = 8;
+
+/// Returns how many parameters or parts, from 1 to [`MOST_AT_ONCE`], a launch may take if each of
+/// them has `arrays` arguments and `shared` more are common to all.
 pub(crate) fn items_at_once<R: Runtime>(
     client: &ComputeClient<R>,
     arrays: usize,
@@ -157,7 +158,7 @@ pub(crate) fn items_at_once<R: Runtime>(
 ) -> usize {
     // One argument has the scalars.
     let most = (client.properties().hardware.max_bindings as usize).saturating_sub(shared + 1);
-    (most / arrays).clamp(1, 8)
+    (most / arrays).clamp(1, MOST_AT_ONCE)
 }
 
 /// Returns the number of cubes, and their size, for a kernel with one unit per element. The last

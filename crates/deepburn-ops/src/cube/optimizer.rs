@@ -64,8 +64,8 @@ where
         updates.into_iter().map(ExclusiveUpdate::into_result).collect()
     }
 
-    fn updates_together() -> bool {
-        true
+    fn updates_at_once() -> usize {
+        cube::MOST_AT_ONCE
     }
 
     /// Waits for the device once. The sum of squares of each gradient is copied to the host.

@@ -356,8 +356,8 @@ fn reduced<B: Backend>(
     Some(tensors.fold(both, join))
 }
 
-/// Adds the rows of every gradient, in rank order, to the sum of the dense parts, in f32. Without a
-/// dense sum the rows are added to zeros. Returns a flat tensor of `numel` elements.
+/// Adds the rows of every gradient, in rank order, to the flat sum of the dense parts, in f32.
+/// Without a dense sum the rows are added to zeros. Returns a flat tensor of `numel` elements.
 ///
 /// The kernel of the backend adds the rows where the sum is.
 fn with_rows<B: SumOps>(
@@ -367,7 +367,7 @@ fn with_rows<B: SumOps>(
     device: &B::Device,
 ) -> B::FloatTensorPrimitive {
     let zeros = || B::float_zeros(Shape::from(vec![numel]), device, FloatDType::F32);
-    let sum = dense.map_or_else(zeros, flattened::<B>);
+    let sum = dense.unwrap_or_else(zeros);
     // All parts are the same range of the table.
     let alike = gradients.chunk_by(|left, right| left.range().start == right.range().start);
     alike.fold(sum, |sum, gradients| {

@@ -31,10 +31,6 @@ use crate::assignment::Matrices;
 use crate::ledger::{Category, Lease, Ledger};
 use crate::offload::{ParkedArray, WriteBehind};
 
-/// The largest number of parameters that are updated together: as many as the kernels of devices
-/// take in a launch.
-const MOST_TOGETHER: usize = 8;
-
 /// The largest number of elements of parameters that are updated together. Their gradients are in
 /// memory at the same time.
 const TOGETHER: usize = 8 << 20;
@@ -98,7 +94,7 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
 
     /// Divides `order`, parameters that are updated one by one, into the groups that
     /// [`update_all`](Self::update_all) takes. A group has one parameter unless the backend updates
-    /// several together. `is_parked` tells whether the values of a parameter are parked.
+    /// several at once. `is_parked` tells whether the values of a parameter are parked.
     pub(crate) fn groups<'o>(
         &self,
         order: &'o [usize],
@@ -107,7 +103,7 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
         // The step and the number of elements of a parameter that can be updated with others.
         let joint = |index: usize| match (self.step(index), &self.optimizer.states[index]) {
             (UpdateStep::Elements(step), Some(TieredState::Device(state)))
-                if B::updates_together() && !is_parked(index) && !self.is_first_local(index) =>
+                if !is_parked(index) && !self.is_first_local(index) =>
             {
                 Some((*step, state.len))
             }
@@ -121,7 +117,7 @@ impl<B: OptimizerOps> StepInProgress<'_, B> {
             let is_alike = left
                 .zip(right)
                 .is_some_and(|(left, right)| left.0 == right.0 && elements + right.1 <= TOGETHER);
-            if !is_alike || place + 1 - start == MOST_TOGETHER {
+            if !is_alike || place + 1 - start == B::updates_at_once() {
                 groups.push(&order[start..=place]);
                 (start, elements) = (place + 1, 0);
             }

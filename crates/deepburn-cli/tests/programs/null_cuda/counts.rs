@@ -14,7 +14,7 @@ use crate::job::Job;
 
 /// The bounds of a configuration: the launches that were counted when it was last improved, and 2 %
 /// more for changes that are worth a launch.
-struct Bounds {
+struct StepBounds {
     name: &'static str,
     ranks: u64,
     /// Launches of a step of all ranks, with two layers.
@@ -23,18 +23,28 @@ struct Bounds {
     launches_of_a_layer: u64,
 }
 
-const GPT2: Bounds = Bounds { name: "GPT-2", ranks: 1, launches: 146, launches_of_a_layer: 57 };
-const GPT2_SHARDED: Bounds =
-    Bounds { name: "GPT-2 at stage 3", ranks: 2, launches: 459, launches_of_a_layer: 182 };
-const GPT2_RECOMPUTED: Bounds =
-    Bounds { name: "GPT-2 with recomputation", ranks: 1, launches: 169, launches_of_a_layer: 68 };
-const GPT2_DROPOUT: Bounds =
-    Bounds { name: "GPT-2 with dropout", ranks: 1, launches: 156, launches_of_a_layer: 61 };
-const LLAMA: Bounds = Bounds { name: "Llama", ranks: 1, launches: 191, launches_of_a_layer: 81 };
-const LLAMA_SHARDED: Bounds =
-    Bounds { name: "Llama at stage 3", ranks: 2, launches: 470, launches_of_a_layer: 197 };
-const LLAMA_RECOMPUTED: Bounds =
-    Bounds { name: "Llama with recomputation", ranks: 1, launches: 219, launches_of_a_layer: 95 };
+const GPT2: StepBounds =
+    StepBounds { name: "GPT-2", ranks: 1, launches: 146, launches_of_a_layer: 57 };
+const GPT2_SHARDED: StepBounds =
+    StepBounds { name: "GPT-2 at stage 3", ranks: 2, launches: 459, launches_of_a_layer: 182 };
+const GPT2_RECOMPUTED: StepBounds = StepBounds {
+    name: "GPT-2 with recomputation",
+    ranks: 1,
+    launches: 169,
+    launches_of_a_layer: 68,
+};
+const GPT2_DROPOUT: StepBounds =
+    StepBounds { name: "GPT-2 with dropout", ranks: 1, launches: 156, launches_of_a_layer: 61 };
+const LLAMA: StepBounds =
+    StepBounds { name: "Llama", ranks: 1, launches: 191, launches_of_a_layer: 81 };
+const LLAMA_SHARDED: StepBounds =
+    StepBounds { name: "Llama at stage 3", ranks: 2, launches: 470, launches_of_a_layer: 197 };
+const LLAMA_RECOMPUTED: StepBounds = StepBounds {
+    name: "Llama with recomputation",
+    ranks: 1,
+    launches: 219,
+    launches_of_a_layer: 95,
+};
 
 /// Waits of the host in a step of a rank: for the loss, for the norm of the gradients, and for
 /// CubeCL's queue of uploads, which is emptied after 64 uploads. Each wait may leave the device
@@ -83,7 +93,7 @@ fn recomputed(job: Job) -> Job {
 /// Checks a step of the models that `job` makes with two and with three layers, and returns the
 /// launches of the one with two.
 #[track_caller]
-fn check(cuda: &NullCuda, bounds: &Bounds, job: impl Fn(usize) -> Job) -> u64 {
+fn check(cuda: &NullCuda, bounds: &StepBounds, job: impl Fn(usize) -> Job) -> u64 {
     let [two, three] = [2, 3].map(|layers| step(cuda, || job(layers)));
     let layer = three.launches.saturating_sub(two.launches);
     println!("{}, 2 layers: {}", bounds.name, shown(&two));

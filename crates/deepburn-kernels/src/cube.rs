@@ -28,7 +28,7 @@ mod sum;
 
 pub use activation::{ActivationFunction, Gated, gated, gated_gradients, gelu, gelu_gradient};
 pub use attention::{
-    AttentionGradient, AttentionResult, DeviceAttention, KeyMask, WeightDropout,
+    AttentionGradient, AttentionResult, DeviceAttention, KeyMask, MaskList, WeightDropout,
     attention_backward, attention_forward, supports_attention,
 };
 pub use cast::cast;
@@ -41,7 +41,7 @@ pub use norm::{
     LayerNormRows, NormWeightGradients, NormalizedRows, RmsNormRows, layer_norm,
     norm_weight_gradients, norm_x_gradient, rms_norm,
 };
-pub use parts::{copy_of_range, flatten, sum_of_parts};
+pub use parts::{ColumnRange, copy_of_columns, flatten, join_rows, sum_of_parts};
 pub use random::{MAX_DRAWN, bernoulli, dropout};
 pub use rotary::{RotatedColumns, rotate};
 pub use rows::{AddedRows, add_rows};

@@ -8,6 +8,7 @@
 
 pub(crate) mod dimensions;
 pub(crate) mod dropout;
+mod key_list;
 pub(crate) mod saved;
 
 use burn::tensor::Tensor;
@@ -21,6 +22,7 @@ use crate::matmul::MatmulOps;
 use crate::portable;
 pub use dimensions::{AttentionMask, SelfAttention};
 pub use dropout::{AttentionDropout, SEED_DRAWS, seed_distribution, seed_from};
+pub use key_list::KeyList;
 pub use saved::{AttentionOutput, AttentionSaved};
 
 /// Self-attention of sequences of equal length. Softmax is computed in at least f32.

@@ -68,8 +68,8 @@ mod fusion;
 mod tch;
 
 pub use attention::{
-    AttentionDropout, AttentionMask, AttentionOps, AttentionOutput, AttentionSaved, SEED_DRAWS,
-    SelfAttention, attention_over_cache, seed_distribution, seed_from, self_attention,
+    AttentionDropout, AttentionMask, AttentionOps, AttentionOutput, AttentionSaved, KeyList,
+    SEED_DRAWS, SelfAttention, attention_over_cache, seed_distribution, seed_from, self_attention,
     write_to_cache,
 };
 pub use cross_entropy::{

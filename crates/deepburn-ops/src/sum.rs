@@ -1,16 +1,14 @@
-//! What collectives compute from flat tensors: sums in a fixed order, parts and concatenations.
-
-use std::ops::Range;
+//! Sums in a fixed order, and the parts of tensors and their concatenations.
 
 use burn_autodiff::Autodiff;
 use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{Backend, Slice};
+use burn_backend::{Backend, Shape, Slice};
 
 use crate::rows::{RowBlock, add_rows_on_host};
 
-/// Sums in a fixed order, and the division and concatenation of flat tensors: what collectives
-/// compute.
+/// Sums in a fixed order, and the division and concatenation of tensors: what collectives compute,
+/// and what autodiff records of a concatenation.
 pub trait SumOps: Backend {
     /// Returns the sum of all elements, `[1]`, in the type of the tensor. The provided method calls
     /// [`FloatTensorOps::float_sum`](burn_backend::ops::FloatTensorOps::float_sum). A backend
@@ -41,15 +39,20 @@ pub trait SumOps: Backend {
         None
     }
 
-    /// Returns elements `range` of a flat tensor, as a view if the backend can.
-    fn narrow(flat: FloatTensor<Self>, range: Range<usize>) -> FloatTensor<Self> {
-        Self::float_slice(flat, &[Slice::from(range)])
+    /// Returns the elements in the same flat order in another shape, as a view if the backend can.
+    fn reshape(tensor: FloatTensor<Self>, shape: Shape) -> FloatTensor<Self> {
+        Self::float_reshape(tensor, shape)
     }
 
-    /// Concatenates flat tensors of one type and device, of which there is at least one, in new
-    /// memory.
-    fn concat(parts: Vec<FloatTensor<Self>>) -> FloatTensor<Self> {
-        Self::float_cat(parts, 0)
+    /// Returns the slice of a tensor, as a view if the backend can.
+    fn slice(tensor: FloatTensor<Self>, slices: &[Slice]) -> FloatTensor<Self> {
+        Self::float_slice(tensor, slices)
+    }
+
+    /// Concatenates tensors of one type and device, of which there is at least one, along axis
+    /// `dim`, in new memory. Their other axes are equal.
+    fn concat(parts: Vec<FloatTensor<Self>>, dim: usize) -> FloatTensor<Self> {
+        Self::float_cat(parts, dim)
     }
 
     /// Adds the rows of each block to `sum`, a flat tensor of elements `start..` of a table in flat
@@ -69,5 +72,6 @@ pub trait SumOps: Backend {
 
 /// Autodiff records `float_sum` and `float_mean`, which call the same ops of the backend below.
 /// Decorators of `deepburn-zero` compute these with [`sum`](SumOps::sum) and
-/// [`mean`](SumOps::mean).
+/// [`mean`](SumOps::mean), and views and concatenations with
+/// [`reshape`](SumOps::reshape), [`slice`](SumOps::slice) and [`concat`](SumOps::concat).
 impl<B: SumOps, C: CheckpointStrategy> SumOps for Autodiff<B, C> {}

@@ -19,6 +19,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use burn_backend::{Backend, DType, Shape, TensorMetadata};
+use deepburn_ops::SumOps;
 
 use crate::parameter::View;
 use crate::session::FullTensor;
@@ -47,7 +48,7 @@ struct DeferredOp<B: Backend> {
 /// Runs an op, and returns its results.
 type Run<B> = Box<dyn FnOnce() -> Vec<FullTensor<B>> + Send>;
 
-impl<B: Backend> DeferredTensor<B> {
+impl<B: SumOps> DeferredTensor<B> {
     /// Returns the results of an op that `run` runs later. They have these shapes and one type.
     pub(crate) fn results<const N: usize>(
         shapes: [Shape; N],

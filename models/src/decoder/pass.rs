@@ -2,7 +2,8 @@
 //!
 //! Main types: [`DecoderPass`], and [`DecoderCache`], which holds earlier positions for generation.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::tensor::{Int, Tensor, backend::Backend};
 use deepburn_ops::{AttentionMask, FusedOps, SelfAttention, attention_over_cache, write_to_cache};
@@ -43,6 +44,9 @@ pub(crate) struct DecoderPass<B: Backend> {
     /// The first key that each row of `[batch * queries]` attends to; `None` if the sequences have
     /// neither padding in front nor several documents.
     first_keys: Option<Arc<[usize]>>,
+    /// The masks of `first_keys` and the windows for which layers have asked. Layers with the same
+    /// one share its list.
+    masks: Mutex<HashMap<Option<usize>, AttentionMask>>,
 }
 
 impl<B: Backend> DecoderPass<B> {
@@ -87,27 +91,27 @@ impl<B: Backend> DecoderPass<B> {
             longest,
             document_positions: None,
             first_keys: None,
+            masks: Mutex::default(),
         }
     }
 
     //= transformers 5.23.0 masking_utils.py sliding_window_overlay
     /// Returns the keys that the queries attend to in a layer with this window.
     pub(crate) fn mask(&self, window: Option<usize>) -> AttentionMask {
-        match (&self.first_keys, window) {
-            (None, None) => AttentionMask::Causal,
-            (None, Some(window)) => AttentionMask::Window(window),
-            (Some(first), None) => AttentionMask::Since(first.clone()),
-            (Some(first), Some(window)) => {
-                let rows = first.iter().enumerate();
-                let queries = self.dims.queries;
-                let since = |(row, first): (usize, &usize)| {
-                    // A window counts the query itself, so its first key is `window - 1` positions
-                    // earlier.
-                    (*first).max((row % queries + 1).saturating_sub(window))
-                };
-                AttentionMask::Since(rows.map(since).collect())
-            }
-        }
+        let Some(first_keys) = &self.first_keys else {
+            return window.map_or(AttentionMask::Causal, AttentionMask::Window);
+        };
+        let queries = self.dims.queries;
+        let in_window = |(row, first): (usize, &usize)| match window {
+            // A window counts the query itself, so its first key is `window - 1` positions earlier.
+            Some(window) => (*first).max((row % queries + 1).saturating_sub(window)),
+            None => *first,
+        };
+        let create =
+            || AttentionMask::Since(first_keys.iter().enumerate().map(in_window).collect());
+        // A map of masks is valid even if another thread panicked while it held the lock.
+        let mut masks = self.masks.lock().unwrap_or_else(PoisonError::into_inner);
+        masks.entry(window).or_insert_with(create).clone()
     }
 }
 

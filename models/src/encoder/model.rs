@@ -98,7 +98,7 @@ impl<B: FusedOps> TextClassifier<B> for Encoder<B> {
             scale: 1.0 / ((width / heads) as f64).sqrt(),
             soft_cap: None,
             upcast: false,
-            mask: AttentionMask::Lengths(batch.lengths.clone()),
+            mask: AttentionMask::Lengths(batch.lengths.clone().into()),
         };
         let mut x = self.embed(batch.input_ids.clone());
         for layer in &self.layers {

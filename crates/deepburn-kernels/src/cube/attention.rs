@@ -29,7 +29,7 @@ use cubecl::prelude::*;
 use super::device_buffer::{DeviceBuffer, DeviceDType, cubes, with_element};
 use backward::{UNITS_OF_ROW, corrections_kernel, keys_kernel, queries_kernel};
 use forward::forward_kernel;
-use launch::Lists;
+pub use launch::MaskList;
 use tile::UNITS;
 
 /// The keys that a query attends to.
@@ -128,7 +128,7 @@ pub struct AttentionResult {
 /// Computes attention. `projected` is `[batch * positions, (heads + 2 * key_value_heads) * width]`:
 /// the columns of the queries of all heads, of the keys, and of the values.
 ///
-/// The launch is queued, so the host does not wait.
+/// `list` belongs to the attention's mask. The launch is queued, so the host does not wait.
 ///
 /// # Panics
 /// Panics if the device does not support this attention ([`supports_attention`]), or if the length
@@ -136,9 +136,10 @@ pub struct AttentionResult {
 pub fn attention_forward<R: Runtime>(
     client: &ComputeClient<R>,
     attention: &DeviceAttention<'_>,
+    list: &MaskList,
     projected: &DeviceBuffer,
 ) -> AttentionResult {
-    check(client, attention, projected.dtype(), &[("projected", projected)]);
+    check(client, attention, list, projected.dtype(), &[("projected", projected)]);
     let output = DeviceBuffer::empty(client, attention.len_of_output(), projected.dtype());
     let log_sums = DeviceBuffer::empty(client, attention.len_of_log_sums(), DeviceDType::F32);
     let vector = launch::vector(attention, &[projected, &output]);
@@ -153,7 +154,7 @@ pub fn attention_forward<R: Runtime>(
                 CubeDim::new_1d(UNITS as u32),
                 vector,
                 projected.vectors_arg(vector),
-                Lists::new(client, attention).arg(),
+                list.arg(),
                 output.vectors_arg(vector),
                 log_sums.arg(),
                 launch::scalars(attention),
@@ -190,6 +191,7 @@ pub struct AttentionGradient<'a> {
 pub fn attention_backward<R: Runtime>(
     client: &ComputeClient<R>,
     attention: &DeviceAttention<'_>,
+    list: &MaskList,
     arrays: &AttentionGradient<'_>,
 ) -> DeviceBuffer {
     let &AttentionGradient { grad, projected, result } = arrays;
@@ -198,13 +200,13 @@ pub fn attention_backward<R: Runtime>(
     check(
         client,
         attention,
+        list,
         dtype,
         &[("projected", projected), ("grad", grad), ("output", output), ("log_sums", log_sums)],
     );
     let corrections = corrections(client, attention, grad, output);
     let gradient = DeviceBuffer::empty(client, projected.len(), dtype);
     let vector = launch::vector(attention, &[projected, grad, &gradient]);
-    let lists = Lists::new(client, attention);
     let of_queries = launch::tiling_of_queries(attention.width);
     let of_keys = launch::tiling_of_keys(attention.width);
     /// Launches a kernel with a cube for each head out of `heads` and block of rows.
@@ -219,7 +221,7 @@ pub fn attention_backward<R: Runtime>(
                 grad.vectors_arg(vector),
                 log_sums.arg(),
                 corrections.arg(),
-                lists.arg(),
+                list.arg(),
                 gradient.vectors_arg(vector),
                 launch::scalars(attention),
                 $tiling,
@@ -274,6 +276,7 @@ fn corrections<R: Runtime>(
 fn check<R: Runtime>(
     client: &ComputeClient<R>,
     attention: &DeviceAttention<'_>,
+    list: &MaskList,
     dtype: DeviceDType,
     arrays: &[(&str, &DeviceBuffer)],
 ) {
@@ -281,6 +284,7 @@ fn check<R: Runtime>(
         supports_attention(client, attention, dtype),
         "the kernels of this device do not support {attention:?} in {dtype:?}"
     );
+    assert!(list.fits(attention), "{list:?} is not the list of {attention:?}");
     for (name, array) in arrays {
         let (len, dtype) = match *name {
             "projected" => (attention.len_of_projected(), dtype),

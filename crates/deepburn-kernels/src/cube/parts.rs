@@ -1,17 +1,16 @@
-//! Sums, concatenations and copies of the parts that ranks exchange, in one launch for up to eight
-//! parts.
+//! Sums, concatenations and copies of parts, in one launch for up to eight parts: what ranks
+//! exchange, and the columns of matrices.
 //!
 //! ```text
-//! copy             result[i] = whole[start + i]
 //! sum of parts     result[i] = T((f32(part 0[i]) + f32(part 1[i]) + ...) / divisor)
 //! concatenation    part 0 | part 1 | ... | zeros up to the requested length
+//! joined rows      row 0 of part 0 | row 0 of part 1 | ... | row 1 of part 0 | ...
+//! copied columns   columns start.. of row 0 | columns start.. of row 1 | ...
 //! ```
 //!
 //! The parts are a sequence of arguments, so a kernel is compiled for each number of parts. With a
 //! launch for each part, or for each conversion and addition, the small parameters of a model would
 //! cost more launches than its forward and backward passes.
-
-use std::ops::Range;
 
 use cubecl::prelude::*;
 
@@ -85,6 +84,49 @@ fn sum_of_parts_kernel<T: Float>(
     }
 }
 
+/// Some adjacent columns of a matrix. A flat array is a matrix of one row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ColumnRange {
+    /// The number of rows.
+    pub rows: usize,
+    /// The number of elements from the start of a row to the start of the next one.
+    pub pitch: usize,
+    /// The first column.
+    pub start: usize,
+    /// The number of columns.
+    pub width: usize,
+}
+
+impl ColumnRange {
+    /// Returns the number of elements.
+    fn len(self) -> usize {
+        self.rows * self.width
+    }
+
+    /// Checks that the columns are in a buffer.
+    ///
+    /// # Panics
+    /// Panics if they are not.
+    fn check(self, buffer: &DeviceBuffer) {
+        let Self { rows, pitch, start, width } = self;
+        let end = rows.saturating_sub(1) * pitch + start + width;
+        let fits = start + width <= pitch && end <= buffer.len();
+        assert!(self.len() == 0 || fits, "{self:?} of {} elements", buffer.len());
+    }
+
+    /// Returns the columns in vectors of `at_once` elements, by which all numbers can be divided.
+    fn in_vectors(self, at_once: usize) -> Self {
+        let Self { rows, pitch, start, width } = self;
+        Self { rows, pitch: pitch / at_once, start: start / at_once, width: width / at_once }
+    }
+}
+
+/// Returns the number of elements that a unit takes: 4 if all of `numbers` can be divided by 4, so
+/// that it reads and writes 8 or 16 bytes at a time.
+fn elements_at_once(numbers: impl IntoIterator<Item = usize>) -> usize {
+    if numbers.into_iter().all(|number| number.is_multiple_of(4)) { 4 } else { 1 }
+}
+
 /// Returns a new buffer of `len` elements: the parts one after the other, then zeros.
 ///
 /// Queues one launch for up to eight parts.
@@ -97,114 +139,160 @@ pub fn flatten<R: Runtime>(
     parts: &[DeviceBuffer],
     len: usize,
 ) -> DeviceBuffer {
-    let dtype = parts[0].dtype();
-    let used: usize = parts.iter().map(DeviceBuffer::len).sum();
-    assert!(used <= len, "flatten: the parts have {used} elements and the whole has {len}");
-    if let Some(other) = parts.iter().find(|part| part.dtype() != dtype) {
-        panic!("flatten: {:?} among {dtype:?}", other.dtype());
-    }
-    let flat = DeviceBuffer::empty(client, len, dtype);
-    let mut start = 0;
-    for group in parts.chunks(items_at_once(client, 1, 1)) {
-        let end = start + group.iter().map(DeviceBuffer::len).sum::<usize>();
-        // The last group is followed by the padding.
-        let end = if end == used { len } else { end };
-        join(client, group, &flat, start..end);
-        start = end;
-    }
-    flat
+    join_rows(client, parts, 1, len)
 }
 
-/// Returns a copy of elements `range`.
+/// Returns a new buffer of `rows` rows of `pitch` elements: each has the row of the first part,
+/// then the row of the next part, and so on, then zeros.
+///
+/// Queues one launch for up to eight parts.
 ///
 /// # Panics
-/// Panics if the range is not in the buffer.
-pub fn copy_of_range<R: Runtime>(
+/// Panics if the rows of the parts have more than `pitch` elements together, if a part cannot be
+/// divided into `rows` rows, if the parts differ in type, or if `parts` is empty.
+pub fn join_rows<R: Runtime>(
+    client: &ComputeClient<R>,
+    parts: &[DeviceBuffer],
+    rows: usize,
+    pitch: usize,
+) -> DeviceBuffer {
+    let dtype = parts[0].dtype();
+    let whole_rows = parts.iter().all(|part| part.len() == part.len() / rows.max(1) * rows);
+    assert!(whole_rows, "join: the parts do not have {rows} rows");
+    let width = |part: &DeviceBuffer| part.len() / rows.max(1);
+    let used: usize = parts.iter().map(width).sum();
+    assert!(used <= pitch, "join: rows of {used} elements do not fit into {pitch}");
+    if let Some(other) = parts.iter().find(|part| part.dtype() != dtype) {
+        panic!("join: {:?} among {dtype:?}", other.dtype());
+    }
+    let joined = DeviceBuffer::empty(client, rows * pitch, dtype);
+    let mut start = 0;
+    for group in parts.chunks(items_at_once(client, 1, 1)) {
+        let end = start + group.iter().map(width).sum::<usize>();
+        // The last group is followed by the padding.
+        let end = if end == used { pitch } else { end };
+        join(client, group, &joined, ColumnRange { rows, pitch, start, width: end - start });
+        start = end;
+    }
+    joined
+}
+
+/// Returns a copy of columns, as contiguous rows.
+///
+/// # Panics
+/// Panics if the columns are not in the buffer.
+pub fn copy_of_columns<R: Runtime>(
     client: &ComputeClient<R>,
     whole: &DeviceBuffer,
-    range: Range<usize>,
+    columns: ColumnRange,
 ) -> DeviceBuffer {
-    assert!(range.start <= range.end && range.end <= whole.len(), "{range:?} of {}", whole.len());
-    let copy = DeviceBuffer::empty(client, range.len(), whole.dtype());
-    if range.is_empty() {
+    columns.check(whole);
+    let copy = DeviceBuffer::empty(client, columns.len(), whole.dtype());
+    if copy.is_empty() {
         return copy;
     }
-    let (cubes, dim) = cubes(client, range.len());
-    // SAFETY: every unit checks that its element exists, and the range is in the buffer.
+    let at_once = elements_at_once([columns.pitch, columns.start, columns.width]);
+    let ColumnRange { pitch, start, width, .. } = columns.in_vectors(at_once);
+    let len = copy.len() / at_once;
+    let (cubes, dim) = cubes(client, len);
+    // SAFETY: every unit checks that its elements exist, and the columns are in the buffer.
     unsafe {
         with_element!(whole.dtype(), T => {
             copy_kernel::launch_unchecked::<T, R>(
                 client,
                 cubes,
                 dim,
+                at_once,
                 whole.arg(),
-                range.start,
                 copy.arg(),
+                len,
+                pitch,
+                start,
+                width,
             );
         });
     }
     copy
 }
 
-/// Copies one element per unit, from element `start` on.
+/// Copies some elements per unit.
 #[cube(launch_unchecked)]
-fn copy_kernel<T: Float>(whole: &Array<T>, start: usize, copy: &mut Array<T>) {
-    if ABSOLUTE_POS < copy.len() {
-        copy[ABSOLUTE_POS] = whole[start + ABSOLUTE_POS];
+fn copy_kernel<T: Float, N: Size>(
+    whole: &Array<Vector<T, N>>,
+    copy: &mut Array<Vector<T, N>>,
+    len: usize,
+    pitch: usize,
+    start: usize,
+    width: usize,
+) {
+    let i = ABSOLUTE_POS;
+    if i < len {
+        copy[i] = whole[i / width * pitch + start + i % width];
     }
 }
 
-/// Writes elements `range` of `flat`: the elements of the parts, then zeros.
+/// Writes columns of `joined`: the rows of the parts, then zeros.
 fn join<R: Runtime>(
     client: &ComputeClient<R>,
     parts: &[DeviceBuffer],
-    flat: &DeviceBuffer,
-    range: Range<usize>,
+    joined: &DeviceBuffer,
+    columns: ColumnRange,
 ) {
-    if range.is_empty() {
+    if columns.len() == 0 {
         return;
     }
-    let (cubes, dim) = cubes(client, range.len());
-    // SAFETY: every unit checks that its element exists, and the caller has checked that `flat` is
-    // long enough.
+    columns.check(joined);
+    let ColumnRange { rows, pitch, start, width } = columns;
+    let widths = parts.iter().map(|part| part.len() / rows);
+    let at_once = elements_at_once(widths.clone().chain([pitch, start, width]));
+    let len = columns.len() / at_once;
+    let (cubes, dim) = cubes(client, len);
+    // SAFETY: every unit checks that its elements exist, and the columns are in the buffer.
     unsafe {
-        with_element!(flat.dtype(), T => {
+        with_element!(joined.dtype(), T => {
             join_kernel::launch_unchecked::<T, R>(
                 client,
                 cubes,
                 dim,
+                at_once,
                 parts.iter().map(DeviceBuffer::arg).collect(),
-                parts.iter().map(DeviceBuffer::len).collect(),
-                flat.arg(),
-                range.start,
-                range.len(),
+                widths.map(|width| width / at_once).collect(),
+                joined.arg(),
+                len,
+                pitch / at_once,
+                start / at_once,
+                width / at_once,
             );
         });
     }
 }
 
-/// Writes one element per unit: `count` elements from `start` on. An empty part has memory for one
-/// element, so the lengths are arguments.
+/// Writes some elements per unit, of rows of `width` from column `start` on. An empty part has
+/// memory for one element, so the widths are arguments.
 #[cube(launch_unchecked)]
-fn join_kernel<T: Float>(
-    parts: &Sequence<Array<T>>,
-    lengths: &Sequence<usize>,
-    flat: &mut Array<T>,
+fn join_kernel<T: Float, N: Size>(
+    parts: &Sequence<Array<Vector<T, N>>>,
+    widths: &Sequence<usize>,
+    joined: &mut Array<Vector<T, N>>,
+    len: usize,
+    pitch: usize,
     start: usize,
-    count: usize,
+    width: usize,
 ) {
     let i = ABSOLUTE_POS;
-    if i < count {
-        let mut value = T::from_int(0);
+    if i < len {
+        let row = i / width;
+        let column = i % width;
+        let mut value = Vector::<T, N>::new(T::from_int(0));
         let mut before = 0usize;
         #[unroll]
         for part in 0..parts.len() {
-            let after = before + lengths[part];
-            if i >= before && i < after {
-                value = parts[part][i - before];
+            let after = before + widths[part];
+            if column >= before && column < after {
+                value = parts[part][row * widths[part] + column - before];
             }
             before = after;
         }
-        flat[start + i] = value;
+        joined[row * pitch + start + column] = value;
     }
 }

@@ -3,7 +3,8 @@
 use std::ops::Range;
 
 use deepburn_kernels::cube::{
-    self, AttentionGradient, AttentionResult, DeviceAttention, DeviceDType, KeyMask, WeightDropout,
+    self, AttentionGradient, AttentionResult, DeviceAttention, DeviceDType, KeyMask, MaskList,
+    WeightDropout,
 };
 
 use super::{Client, client, download, held, noise, types, upload};
@@ -133,9 +134,10 @@ fn on_the_device(
     dtype: DeviceDType,
 ) -> [Vec<f32>; 3] {
     let [projected, grad] = [projected, grad].map(|values| upload(client, values, dtype));
-    let result = cube::attention_forward(client, attention, &projected);
+    let list = MaskList::upload(client, attention);
+    let result = cube::attention_forward(client, attention, &list, &projected);
     let arrays = AttentionGradient { grad: &grad, projected: &projected, result: &result };
-    let gradient = cube::attention_backward(client, attention, &arrays);
+    let gradient = cube::attention_backward(client, attention, &list, &arrays);
     let AttentionResult { output, log_sums } = result;
     [output, log_sums, gradient].map(|buffer| download(client, buffer))
 }
@@ -334,7 +336,8 @@ fn device_kernels_attention_drops_the_weights_of_the_cpu() {
                 }
             }
             let projected = upload(&client, &projected, DeviceDType::F32);
-            let result = cube::attention_forward(&client, &attention, &projected);
+            let list = MaskList::upload(&client, &attention);
+            let result = cube::attention_forward(&client, &attention, &list, &projected);
             let output = download(&client, result.output);
             for (place, weight) in output.iter().enumerate() {
                 let (row, key) = (place / positions, place % positions);
@@ -386,5 +389,7 @@ fn device_kernels_attention_of_wide_heads_is_not_supported() {
 fn device_kernels_attention_of_other_lengths_is_refused() {
     let client = client();
     let projected = upload(&client, &[0.0; 35], DeviceDType::F32);
-    cube::attention_forward(&client, &plain(1, 3, 1, 4), &projected);
+    let attention = plain(1, 3, 1, 4);
+    let list = MaskList::upload(&client, &attention);
+    cube::attention_forward(&client, &attention, &list, &projected);
 }

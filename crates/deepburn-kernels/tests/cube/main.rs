@@ -15,7 +15,7 @@ use cubecl::Runtime;
 use cubecl::client::ComputeClient;
 use cubecl::prelude::*;
 use deepburn_kernels::cube::{
-    self, AddedRows, DeviceBuffer, DeviceDType, DeviceUpdate, OwnedBuffers,
+    self, AddedRows, ColumnRange, DeviceBuffer, DeviceDType, DeviceUpdate, OwnedBuffers,
 };
 use deepburn_kernels::{
     Adagrad, AdagradStep, Adam, AdamStep, AgreedMovementStep, ChaChaPosition, DescentStep,
@@ -597,14 +597,60 @@ fn device_kernels_flat_arrays_are_their_parts_and_zeros() {
 }
 
 #[test]
-fn device_kernels_copies_are_the_elements_of_a_range() {
+fn device_kernels_joined_rows_are_the_rows_of_the_parts_and_zeros() {
+    let client = client();
+    for dtype in types(&client) {
+        // Widths that a unit can and cannot divide by four, an empty part, more parts than a launch
+        // takes.
+        let many: Vec<_> = (0..11).map(|i| i * 5 % 13).collect();
+        for widths in [vec![64, 32, 32], vec![7, 0, 3], vec![5], vec![0, 0], many] {
+            for (rows, padding) in [(0, 0), (1, 4), (37, 0), (300, 3)] {
+                let part =
+                    |(i, width): (usize, &usize)| held(&noise(rows * width, i as u64), dtype);
+                let parts: Vec<_> = widths.iter().enumerate().map(part).collect();
+                let buffers: Vec<_> =
+                    parts.iter().map(|part| upload(&client, part, dtype)).collect();
+                let pitch = widths.iter().sum::<usize>() + padding;
+                let joined = cube::join_rows(&client, &buffers, rows, pitch);
+                let row = |row: usize| {
+                    let own = |(part, width): (&Vec<f32>, &usize)| {
+                        part[row * width..(row + 1) * width].to_vec()
+                    };
+                    let mut whole: Vec<_> = parts.iter().zip(&widths).flat_map(own).collect();
+                    whole.resize(pitch, 0.0);
+                    whole
+                };
+                let expected: Vec<_> = (0..rows).flat_map(row).collect();
+                assert_eq!(download(&client, joined), expected, "{widths:?} {rows} {dtype:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn device_kernels_copies_are_the_elements_of_the_columns() {
     let client = client();
     for dtype in types(&client) {
         let values = held(&noise(70_001, 9), dtype);
         let whole = upload(&client, &values, dtype);
-        for range in [0..0, 0..1, 70_000..70_001, 1..70_001, 3..515, 70_001..70_001] {
-            let copy = cube::copy_of_range(&client, &whole, range.clone());
-            assert_eq!(download(&client, copy), values[range.clone()], "{range:?} {dtype:?}");
+        for [rows, pitch, start, width] in [
+            [1, 70_001, 0, 0],
+            [1, 70_001, 0, 1],
+            [1, 70_001, 70_000, 1],
+            [1, 70_001, 3, 512],
+            [1, 70_001, 70_001, 0],
+            [0, 8, 4, 4],
+            [70, 1000, 0, 1000],
+            [70, 1000, 128, 300],
+            [71, 985, 7, 250],
+            // The last row ends before its padding.
+            [8, 9000, 3, 6998],
+        ] {
+            let columns = ColumnRange { rows, pitch, start, width };
+            let copy = cube::copy_of_columns(&client, &whole, columns);
+            let row = |row: usize| &values[row * pitch + start..][..width];
+            let expected: Vec<_> = (0..rows).flat_map(row).copied().collect();
+            assert_eq!(download(&client, copy), expected, "{columns:?} {dtype:?}");
         }
     }
 }

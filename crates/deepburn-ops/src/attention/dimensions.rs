@@ -1,7 +1,8 @@
 //! The dimensions of an attention, and the keys that each query attends to.
 
 use std::ops::Range;
-use std::sync::Arc;
+
+use super::key_list::KeyList;
 
 /// The number of query rows whose scores exist at the same time.
 pub(crate) const QUERY_BLOCK: usize = 128;
@@ -17,10 +18,10 @@ pub enum AttentionMask {
     /// each query, sequence after sequence. Used for sequences that consist of several documents,
     /// and for padding before a sequence. A query that is before its first position attends to
     /// itself.
-    Since(Arc<[usize]>),
+    Since(KeyList),
     /// The first keys of the query's sequence; the others are padding. The list contains the length
     /// of each sequence. A length of 0 counts as 1.
-    Lengths(Arc<[usize]>),
+    Lengths(KeyList),
 }
 
 impl AttentionMask {

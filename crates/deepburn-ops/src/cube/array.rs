@@ -5,7 +5,7 @@ use burn_backend::{DType, FloatDType, Shape, TensorMetadata};
 use burn_cubecl::CubeRuntime;
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
-use deepburn_kernels::cube::{DeviceBuffer, DeviceDType};
+use deepburn_kernels::cube::{self, ColumnRange, DeviceBuffer, DeviceDType};
 
 /// Returns the kernels' identifier of a float type; `None` for f64 and other unsupported types.
 pub(super) fn element_type(dtype: FloatDType) -> Option<DeviceDType> {
@@ -37,7 +37,49 @@ where
         Some(_) => tensor,
         None => B::float_cast(tensor, FloatDType::F32),
     };
-    into_contiguous(tensor)
+    contiguous(tensor)
+}
+
+/// Returns the tensor in contiguous layout.
+pub(super) fn contiguous<R: CubeRuntime>(tensor: CubeTensor<R>) -> CubeTensor<R> {
+    into_contiguous(without_padding(tensor))
+}
+
+/// Returns a contiguous copy of a tensor that has padding between its rows, and other tensors
+/// unchanged. The columns of a matrix have such rows, and so has a product if its rows do not end
+/// at the device's alignment.
+///
+/// burn-cubecl's copy uploads the shape, and the host waits for uploads after a number of them.
+pub(super) fn without_padding<R: CubeRuntime>(tensor: CubeTensor<R>) -> CubeTensor<R> {
+    let Some(dtype) = element_type(tensor.dtype().into()) else { return tensor };
+    let Some(columns) = padded_rows(&tensor).filter(|_| !tensor.is_contiguous()) else {
+        return tensor;
+    };
+    let len = (columns.rows - 1) * columns.pitch + columns.width;
+    let memory = DeviceBuffer::new(tensor.handle.clone(), len, dtype);
+    let copy = cube::copy_of_columns(&tensor.client, &memory, columns);
+    shaped_tensor(copy, tensor.shape(), &tensor)
+}
+
+/// Returns the layout of a tensor whose rows, along its last axis, are contiguous and at equal
+/// distances; `None` for another layout or without elements.
+fn padded_rows<R: CubeRuntime>(tensor: &CubeTensor<R>) -> Option<ColumnRange> {
+    let (shape, strides) = (tensor.shape(), tensor.meta.strides());
+    let (&width, lengths) = shape.as_slice().split_last()?;
+    let (&step, distances) = strides.split_last()?;
+    let rows: usize = lengths.iter().product();
+    if step != 1 || rows == 0 || width == 0 {
+        return None;
+    }
+    // The distance of an axis of length 1 has no meaning.
+    let axes = lengths.iter().zip(distances).filter(|(length, _)| **length > 1);
+    let mut axes = axes.map(|(length, distance)| (*length, *distance)).rev();
+    let (length, pitch) = axes.next().unwrap_or((1, width));
+    let end = axes.try_fold(length * pitch, |expected, (length, distance)| {
+        (distance == expected).then_some(length * distance)
+    });
+    let columns = ColumnRange { rows, pitch, start: 0, width };
+    (end.is_some() && pitch >= width).then_some(columns)
 }
 
 /// Returns the memory of a contiguous tensor as an argument of a kernel. The handle is shared, not
@@ -92,6 +134,6 @@ pub(super) fn are_alike<const N: usize, R: CubeRuntime>(tensors: [&CubeTensor<R>
 /// Returns a contiguous tensor whose memory is not shared, so that a kernel can update it in place.
 /// Copies the tensor on the device if it is shared.
 pub(super) fn exclusive<R: CubeRuntime>(tensor: CubeTensor<R>) -> CubeTensor<R> {
-    let tensor = into_contiguous(tensor);
+    let tensor = contiguous(tensor);
     if tensor.can_mut() { tensor } else { tensor.copy() }
 }

@@ -1,18 +1,20 @@
 //! Self-attention with the fused kernels of `deepburn_kernels::cube`.
 //!
-//! Forward is one launch, backward three. Only the lists of a mask are copied to the device. Heads
+//! Forward is one launch, backward three. Only the list of a mask is copied to the device, once for
+//! all layers that share it. Heads
 //! that are too wide for the kernels, other types than f32, f16 and bf16, and devices without
 //! enough shared memory use the provided implementation.
 
 use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Shape, TensorMetadata};
-use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};
-use deepburn_kernels::cube::{self, AttentionGradient, AttentionResult, DeviceAttention, KeyMask};
+use deepburn_kernels::cube::{
+    self, AttentionGradient, AttentionResult, DeviceAttention, KeyMask, MaskList,
+};
 
-use super::array::{buffer, element_type, flat_tensor};
+use super::array::{buffer, contiguous, element_type, flat_tensor};
 use crate::attention::dimensions::{AttentionMask, SelfAttention};
 use crate::attention::dropout::AttentionDropout;
 use crate::attention::saved::{AttentionOutput, AttentionSaved};
@@ -38,9 +40,10 @@ where
         let Some(options) = fused(&projected, attention, dropout) else {
             return portable::attention::forward::<Self>(projected, attention, dropout);
         };
-        let projected = into_contiguous(projected);
+        let projected = contiguous(projected);
+        let list = mask_list(&projected, attention, &options);
         let AttentionResult { output, log_sums } =
-            cube::attention_forward(&projected.client, &options, &buffer(&projected));
+            cube::attention_forward(&projected.client, &options, &list, &buffer(&projected));
         let DeviceAttention { batch, positions, heads, width, .. } = options;
         let matrix = |buffer, shape: [usize; 2]| {
             Self::float_reshape(flat_tensor(buffer, &projected), Shape::from(shape.to_vec()))
@@ -63,14 +66,15 @@ where
         // The gradient of an output can have another type, for example of a sum in f32.
         let grad = Self::cast(grad, projected.dtype().into());
         let [projected, output, log_sums, grad] =
-            [projected, output, log_sums, grad].map(into_contiguous);
+            [projected, output, log_sums, grad].map(contiguous);
         let result = AttentionResult { output: buffer(&output), log_sums: buffer(&log_sums) };
         let arrays = AttentionGradient {
             grad: &buffer(&grad),
             projected: &buffer(&projected),
             result: &result,
         };
-        let gradient = cube::attention_backward(&projected.client, &options, &arrays);
+        let list = mask_list(&projected, attention, &options);
+        let gradient = cube::attention_backward(&projected.client, &options, &list, &arrays);
         Self::float_reshape(flat_tensor(gradient, &projected), projected.shape())
     }
 }
@@ -100,4 +104,20 @@ fn fused<'a, R: CubeRuntime>(
         dropout: dropout.map(AttentionDropout::for_kernels),
     };
     cube::supports_attention(&projected.client, &options, dtype).then_some(options)
+}
+
+/// Returns the list of a mask on the device of `projected`.
+fn mask_list<R: CubeRuntime>(
+    projected: &CubeTensor<R>,
+    attention: &SelfAttention,
+    options: &DeviceAttention<'_>,
+) -> MaskList {
+    let upload = || MaskList::upload(&projected.client, options);
+    match &attention.mask {
+        AttentionMask::Causal | AttentionMask::Window(_) => upload(),
+        AttentionMask::Since(list) | AttentionMask::Lengths(list) => {
+            let dimensions = [options.batch, options.positions];
+            list.copy_for((projected.device.clone(), dimensions), upload)
+        }
+    }
 }

@@ -4,11 +4,10 @@
 use burn_backend::TensorMetadata;
 use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::FloatTensor;
-use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};
 use deepburn_kernels::cube;
 
-use super::array::{are_alike, buffer, flat_tensor};
+use super::array::{are_alike, buffer, contiguous, flat_tensor};
 use crate::linear::{LinearGradients, LinearOps};
 use crate::matmul::MatmulOps;
 use crate::portable;
@@ -28,7 +27,7 @@ where
             return portable::linear::gradients::<Self>(grad, x);
         }
         let weight = Self::matmul(Self::float_transpose(x), grad.clone());
-        let grad = into_contiguous(grad);
+        let grad = contiguous(grad);
         let bias = cube::column_sums(&grad.client, &buffer(&grad), grad.shape()[1]);
         LinearGradients { weight, bias: flat_tensor(bias, &grad) }
     }

@@ -22,7 +22,8 @@ use cubecl::server::Handle;
 use deepburn_kernels::cube::{self, DeviceBuffer, DeviceDType, LogitRows, RowLosses};
 
 use super::array::{
-    are_alike, are_supported, buffer, element_type, exclusive, flat_tensor, shaped_tensor,
+    are_alike, are_supported, buffer, contiguous, element_type, exclusive, flat_tensor,
+    shaped_tensor,
 };
 use crate::cross_entropy::head::rows_within;
 use crate::cross_entropy::{CrossEntropyOps, HeadGradients, HeadLoss};
@@ -76,7 +77,7 @@ where
             return portable::cross_entropy::logits_loss::<Self>(logits, targets, gradient);
         }
         let logits = match gradient {
-            true => exclusive(in_f32(into_contiguous(logits))),
+            true => exclusive(in_f32(contiguous(logits))),
             false => logits,
         };
         let targets = in_32_bits::<Self, R>(targets);
@@ -100,7 +101,7 @@ where
         if factor.dtype() != DType::F32 {
             return portable::cross_entropy::scale_gradient::<Self>(gradient, factor, dtype);
         }
-        let [gradient, factor] = [gradient, factor].map(into_contiguous);
+        let [gradient, factor] = [gradient, factor].map(contiguous);
         let scaled = cube::scale(&gradient.client, &buffer(&gradient), &buffer(&factor), wanted);
         shaped_tensor(scaled, gradient.shape(), &gradient)
     }
@@ -145,7 +146,7 @@ fn row_losses<R: CubeRuntime>(
     // A product may have padding between its rows, which the next products read faster.
     let strides = logits.meta.strides();
     let is_padded = strides[1] == 1 && strides[0] >= logits.shape()[1];
-    let logits = if is_padded { logits } else { into_contiguous(logits) };
+    let logits = if is_padded { logits } else { contiguous(logits) };
     let [count, vocab] = [logits.shape()[0], logits.shape()[1]];
     let stride = if count > 1 { logits.meta.strides()[0] } else { vocab };
     let dtype = element_type(logits.dtype().into()).expect("callers check the type");
@@ -224,12 +225,12 @@ where
             let gradient = row_losses(logits, start, self.results(None), any);
             if let Some(total) = &hidden_total {
                 let part = B::matmul(gradient.clone(), self.weight.clone());
-                let part = buffer(&into_contiguous(part));
+                let part = buffer(&contiguous(part));
                 cube::accumulate(client, total, start * width, &part, false);
             }
             if let Some(total) = &weight_total {
                 let part = B::matmul(B::float_transpose(gradient), hidden);
-                let part = buffer(&into_contiguous(part));
+                let part = buffer(&contiguous(part));
                 cube::accumulate(client, total, 0, &part, start > 0);
             }
         }

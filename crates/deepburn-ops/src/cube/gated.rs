@@ -2,12 +2,11 @@
 
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Shape, TensorMetadata};
-use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};
 use deepburn_kernels::cube::{self, ActivationFunction, Gated};
 
-use super::array::{are_alike, buffer, shaped_tensor};
+use super::array::{are_alike, buffer, contiguous, shaped_tensor};
 use crate::gated::{GateFunction, GatedGradients, GatedOps};
 use crate::portable;
 
@@ -43,7 +42,7 @@ where
         if !are_alike([&gate, &up]) {
             return portable::gated::forward::<Self>(gate, up, function);
         }
-        let [gate, up] = [gate, up].map(into_contiguous);
+        let [gate, up] = [gate, up].map(contiguous);
         let inputs = Gated::Separate { gate: buffer(&gate), up: buffer(&up) };
         let output = cube::gated(&gate.client, &inputs, activation(function));
         shaped_tensor(output, gate.shape(), &gate)
@@ -58,7 +57,7 @@ where
         if !are_alike([&grad, &gate, &up]) {
             return portable::gated::backward::<Self>(grad, gate, up, function);
         }
-        let [grad, gate, up] = [grad, gate, up].map(into_contiguous);
+        let [grad, gate, up] = [grad, gate, up].map(contiguous);
         let inputs = Gated::Separate { gate: buffer(&gate), up: buffer(&up) };
         let activation = activation(function);
         match cube::gated_gradients(&gate.client, &buffer(&grad), &inputs, activation) {
@@ -74,7 +73,7 @@ where
         if !are_alike([&joint]) {
             return portable::gated::joint_forward::<Self>(joint, function);
         }
-        let joint = into_contiguous(joint);
+        let joint = contiguous(joint);
         let [rows, columns] = [joint.shape()[0], joint.shape()[1]];
         let output = cube::gated(&joint.client, &joint_rows(&joint), activation(function));
         shaped_tensor(output, Shape::from(vec![rows, columns / 2]), &joint)
@@ -88,7 +87,7 @@ where
         if !are_alike([&grad, &joint]) {
             return portable::gated::joint_backward::<Self>(grad, joint, function);
         }
-        let [grad, joint] = [grad, joint].map(into_contiguous);
+        let [grad, joint] = [grad, joint].map(contiguous);
         let (inputs, activation) = (joint_rows(&joint), activation(function));
         match cube::gated_gradients(&joint.client, &buffer(&grad), &inputs, activation) {
             Gated::Joint { rows, .. } => shaped_tensor(rows, joint.shape(), &joint),

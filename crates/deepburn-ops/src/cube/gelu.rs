@@ -2,11 +2,10 @@
 
 use burn_backend::TensorMetadata;
 use burn_backend::tensor::FloatTensor;
-use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};
 use deepburn_kernels::cube;
 
-use super::array::{are_alike, buffer, shaped_tensor};
+use super::array::{are_alike, buffer, contiguous, shaped_tensor};
 use crate::gelu::GeluOps;
 use crate::portable;
 
@@ -23,7 +22,7 @@ where
         if !are_alike([&x]) {
             return portable::gelu::forward::<Self>(x);
         }
-        let x = into_contiguous(x);
+        let x = contiguous(x);
         shaped_tensor(cube::gelu(&x.client, &buffer(&x)), x.shape(), &x)
     }
 
@@ -31,7 +30,7 @@ where
         if !are_alike([&grad, &x]) {
             return portable::gelu::backward::<Self>(grad, x);
         }
-        let [grad, x] = [grad, x].map(into_contiguous);
+        let [grad, x] = [grad, x].map(contiguous);
         let gradient = cube::gelu_gradient(&x.client, &buffer(&grad), &buffer(&x));
         shaped_tensor(gradient, x.shape(), &x)
     }

@@ -2,11 +2,10 @@
 
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{DType, Shape, TensorMetadata};
-use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};
 use deepburn_kernels::cube::{self, LayerNormRows, NormWeightGradients, NormalizedRows};
 
-use super::array::{are_alike, are_supported, buffer, flat_tensor, shaped_tensor};
+use super::array::{are_alike, are_supported, buffer, contiguous, flat_tensor, shaped_tensor};
 use crate::norm::{LayerNormGradients, LayerNormOps, LayerNormOutput, LayerNormSaved};
 use crate::portable;
 
@@ -30,7 +29,7 @@ where
         if !are_supported([&x]) || !are_alike([&gamma, &beta]) || width == 0 {
             return portable::norm::forward::<Self>(x, gamma, beta, epsilon);
         }
-        let [x, gamma, beta] = [x, gamma, beta].map(into_contiguous);
+        let [x, gamma, beta] = [x, gamma, beta].map(contiguous);
         let weights = [&gamma, &beta].map(buffer);
         let LayerNormRows { output, mean, reciprocal_deviation } =
             cube::layer_norm(&x.client, &buffer(&x), weights.each_ref(), epsilon as f32);
@@ -54,7 +53,7 @@ where
         let LayerNormSaved { x, gamma, mean, reciprocal_deviation } = saved;
         debug_assert!([&mean, &reciprocal_deviation].iter().all(|it| it.dtype() == DType::F32));
         let [grad, x, gamma, mean, factor] =
-            [grad, x, gamma, mean, reciprocal_deviation].map(into_contiguous);
+            [grad, x, gamma, mean, reciprocal_deviation].map(contiguous);
         let client = &x.client;
         let [grad, rows, weight, mean, factor] = [&grad, &x, &gamma, &mean, &factor].map(buffer);
         let normalized = NormalizedRows { x: &rows, mean: Some(&mean), factor: &factor };

@@ -12,13 +12,12 @@ use std::cell::Cell;
 use burn_backend::ops::FloatTensorOps;
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{Backend, DType, FloatDType, TensorMetadata};
-use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};
 use deepburn_kernels::cube::{self, DeviceBuffer, DeviceDType, DeviceUpdate, OwnedBuffers};
 use deepburn_kernels::{ElementwiseStep, GradientStats};
 
-use super::array::{buffer, element_type, exclusive, flat_tensor, known};
+use super::array::{buffer, contiguous, element_type, exclusive, flat_tensor, known};
 use crate::optimizer::{OptimizerOps, ParameterUpdate, UpdateArrays};
 
 /// Results can differ from the CPU's in the last bits, because a device may fuse multiplications
@@ -100,7 +99,7 @@ where
             return Self::float_cast(tensor, dtype);
         };
         let shape = tensor.shape();
-        let from = into_contiguous(tensor);
+        let from = contiguous(tensor);
         let cast = flat_tensor(cube::cast(&from.client, &buffer(&from), wanted), &from);
         Self::float_reshape(cast, shape)
     }

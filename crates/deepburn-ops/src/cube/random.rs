@@ -2,12 +2,11 @@
 
 use burn_backend::tensor::{Device, FloatTensor};
 use burn_backend::{FloatDType, Shape, TensorMetadata};
-use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};
 use deepburn_kernels::{ChaChaPosition, cube};
 
-use super::array::{buffer, data_type, element_type, shaped_tensor};
+use super::array::{buffer, contiguous, data_type, element_type, shaped_tensor};
 use crate::random::{ElementDropout, RandomOps};
 
 impl<R, F, I, BT> RandomOps for CubeBackend<R, F, I, BT>
@@ -46,7 +45,7 @@ where
 
     /// Queues one launch.
     fn drop_elements(x: FloatTensor<Self>, dropout: ElementDropout) -> FloatTensor<Self> {
-        let x = into_contiguous(x);
+        let x = contiguous(x);
         let kept = cube::dropout(&x.client, &dropout.position, dropout.keep, &buffer(&x));
         shaped_tensor(kept, x.shape(), &x)
     }

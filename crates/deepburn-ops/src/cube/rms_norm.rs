@@ -2,11 +2,10 @@
 
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{DType, Shape, TensorMetadata};
-use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};
 use deepburn_kernels::cube::{self, NormWeightGradients, NormalizedRows, RmsNormRows};
 
-use super::array::{are_alike, are_supported, buffer, flat_tensor, shaped_tensor};
+use super::array::{are_alike, are_supported, buffer, contiguous, flat_tensor, shaped_tensor};
 use crate::portable;
 use crate::rms_norm::{
     RmsNorm, RmsNormGradients, RmsNormOps, RmsNormOutput, RmsNormSaved, RmsWeight,
@@ -31,7 +30,7 @@ where
         if !are_supported([&x, &weight]) || width == 0 {
             return portable::rms_norm::forward::<Self>(x, weight, norm);
         }
-        let [x, weight] = [x, weight].map(into_contiguous);
+        let [x, weight] = [x, weight].map(contiguous);
         let plus_one = norm.weight == RmsWeight::PlusOne;
         let [x_rows, factors] = [&x, &weight].map(buffer);
         let RmsNormRows { output, reciprocal_root } =
@@ -54,7 +53,7 @@ where
         }
         let RmsNormSaved { x, weight, reciprocal_root } = saved;
         debug_assert_eq!(reciprocal_root.dtype(), DType::F32);
-        let [grad, x, weight, factor] = [grad, x, weight, reciprocal_root].map(into_contiguous);
+        let [grad, x, weight, factor] = [grad, x, weight, reciprocal_root].map(contiguous);
         let client = &x.client;
         let [grad, rows, weights, factor] = [&grad, &x, &weight, &factor].map(buffer);
         let normalized = NormalizedRows { x: &rows, mean: None, factor: &factor };

@@ -2,12 +2,11 @@
 
 use burn_backend::TensorMetadata;
 use burn_backend::tensor::FloatTensor;
-use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};
 use deepburn_kernels::cube::{self, RotatedColumns};
 
-use super::array::{are_alike, are_supported, buffer, shaped_tensor};
+use super::array::{are_alike, are_supported, buffer, contiguous, shaped_tensor};
 use crate::portable;
 use crate::rotary::{RotaryOps, RotatedHeads};
 
@@ -27,8 +26,8 @@ fn rotated<R: CubeRuntime>(
     if heads.heads == 0 || pairs == 0 {
         return x;
     }
-    let x = into_contiguous(x);
-    let table = table.map(|table| buffer(&into_contiguous(table)));
+    let x = contiguous(x);
+    let table = table.map(|table| buffer(&contiguous(table)));
     let columns = RotatedColumns { columns, heads: heads.heads, head_width: heads.width, pairs };
     let result = cube::rotate(&x.client, &buffer(&x), table.each_ref(), columns, back);
     shaped_tensor(result, x.shape(), &x)

@@ -1,19 +1,22 @@
-//! Sums of all elements, of the parts of ranks, and of rows of a table, on the device.
+//! Sums of all elements, of the parts of ranks, and of rows of a table, slices and concatenations,
+//! on the device.
 //!
 //! Without autotuning, burn-cubecl adds the sums of four groups of threads with atomic additions if
 //! the device has them for the type. Devices of CUDA have them, and wgpu's do not. The groups
 //! arrive in any order, so the last bits of a sum would differ from run to run.
 
-use std::ops::Range;
-
 use burn_backend::ops::{FloatTensorOps, IntTensorOps};
 use burn_backend::tensor::FloatTensor;
 use burn_backend::{DType, IntDType, Shape, Slice, TensorMetadata};
 use burn_cubecl::kernel::into_contiguous;
+use burn_cubecl::tensor::CubeTensor;
 use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};
-use deepburn_kernels::cube::{self, AddedRows, DeviceBuffer};
+use deepburn_kernels::cube::{self, AddedRows, ColumnRange};
 
-use super::array::{are_supported, buffer, element_type, exclusive, flat_tensor, known};
+use super::array::{
+    are_supported, buffer, contiguous, element_type, exclusive, flat_tensor, known, shaped_tensor,
+    without_padding,
+};
 use crate::rows::{RowBlock, add_rows_on_host};
 use crate::sum::SumOps;
 
@@ -31,7 +34,7 @@ where
             let len = tensor.shape().num_elements();
             return Self::float_sum_dim(Self::float_reshape(tensor, Shape::from(vec![len])), 0);
         }
-        let tensor = into_contiguous(tensor);
+        let tensor = contiguous(tensor);
         flat_tensor(cube::sum(&tensor.client, &buffer(&tensor)), &tensor)
     }
 
@@ -45,36 +48,42 @@ where
         if !are_supported(parts) || !parts.iter().all(is_alike) {
             return None;
         }
-        let parts: Vec<_> = parts.iter().cloned().map(into_contiguous).collect();
+        let parts: Vec<_> = parts.iter().cloned().map(contiguous).collect();
         let buffers: Vec<_> = parts.iter().map(buffer).collect();
         let sum = cube::sum_of_parts(&parts[0].client, &buffers, divisor, len)?;
         Some(flat_tensor(sum, &parts[0]))
     }
 
+    /// Copies rows with padding between them by a kernel, if the shape has other rows.
+    /// burn-cubecl's copy uploads its shapes.
+    fn reshape(tensor: FloatTensor<Self>, shape: Shape) -> FloatTensor<Self> {
+        let keeps_rows = tensor.shape().last() == shape.last();
+        Self::float_reshape(if keeps_rows { tensor } else { without_padding(tensor) }, shape)
+    }
+
     /// Returns a view if it starts and ends at multiples of the device's alignment, and a copy
     /// otherwise. burn-cubecl's copy uploads its shapes, and the host waits for uploads after a
-    /// number of them.
-    fn narrow(flat: FloatTensor<Self>, range: Range<usize>) -> FloatTensor<Self> {
-        let alignment = flat.client.properties().memory.alignment as usize;
-        let (len, size) = (flat.shape().num_elements(), flat.dtype().size());
-        let is_aligned = |elements: usize| (elements * size).is_multiple_of(alignment);
-        let is_view = is_aligned(range.start) && is_aligned(len - range.end);
-        if is_view || !are_supported([&flat]) {
-            return Self::float_slice(flat, &[Slice::from(range)]);
-        }
-        let flat = into_contiguous(flat);
-        flat_tensor(cube::copy_of_range(&flat.client, &buffer(&flat), range), &flat)
+    /// number of them; it is only used for a slice along several axes, or with steps.
+    fn slice(tensor: FloatTensor<Self>, slices: &[Slice]) -> FloatTensor<Self> {
+        let cut = copied_columns(&tensor, slices).filter(|_| are_supported([&tensor]));
+        let Some((columns, shape)) = cut else { return Self::float_slice(tensor, slices) };
+        let copy = cube::copy_of_columns(&tensor.client, &buffer(&tensor), columns);
+        shaped_tensor(copy, shape, &tensor)
     }
 
     /// Queues one launch for each eight parts in f32, f16 or bf16.
-    fn concat(parts: Vec<FloatTensor<Self>>) -> FloatTensor<Self> {
-        if !are_supported(&parts) {
-            return Self::float_cat(parts, 0);
+    fn concat(parts: Vec<FloatTensor<Self>>, dim: usize) -> FloatTensor<Self> {
+        let is_alike = |part: &FloatTensor<Self>| part.dtype() == parts[0].dtype();
+        if !are_supported(&parts) || !parts.iter().all(is_alike) {
+            return Self::float_cat(parts, dim);
         }
-        let parts: Vec<_> = parts.into_iter().map(into_contiguous).collect();
+        let parts: Vec<_> = parts.into_iter().map(contiguous).collect();
+        let mut shape = parts[0].shape();
+        shape[dim] = parts.iter().map(|part| part.shape()[dim]).sum();
+        let rows: usize = shape[..dim].iter().product();
+        let pitch: usize = shape[dim..].iter().product();
         let buffers: Vec<_> = parts.iter().map(buffer).collect();
-        let len = buffers.iter().map(DeviceBuffer::len).sum();
-        flat_tensor(cube::flatten(&parts[0].client, &buffers, len), &parts[0])
+        shaped_tensor(cube::join_rows(&parts[0].client, &buffers, rows, pitch), shape, &parts[0])
     }
 
     /// Queues two launches for each block, without copying anything to the host. A shared `sum` is
@@ -102,4 +111,30 @@ where
         }
         sum
     }
+}
+
+/// Returns the elements of a slice along one axis of a contiguous tensor, as columns of a matrix
+/// whose rows are what the axes before select, and the shape of the slice. Returns `None` for other
+/// slices, and for one that burn-cubecl returns as a view.
+fn copied_columns<R: CubeRuntime>(
+    tensor: &CubeTensor<R>,
+    slices: &[Slice],
+) -> Option<(ColumnRange, Shape)> {
+    let mut shape = tensor.shape();
+    let ranges = slices.iter().zip(shape.iter()).map(|(slice, &len)| slice.to_range(len));
+    let ranges: Vec<_> = ranges.collect();
+    let mut cut = (0..ranges.len()).filter(|&axis| ranges[axis] != (0..shape[axis]));
+    let (Some(axis), None) = (cut.next(), cut.next()) else { return None };
+    if !tensor.is_contiguous() || slices.iter().any(|slice| slice.step != 1) {
+        return None;
+    }
+    let rows: usize = shape[..axis].iter().product();
+    let inner: usize = shape[axis + 1..].iter().product();
+    let (range, pitch) = (&ranges[axis], shape[axis] * inner);
+    let (start, width) = (range.start * inner, range.len() * inner);
+    let alignment = tensor.client.properties().memory.alignment as usize;
+    let is_aligned = |elements: usize| (elements * tensor.dtype().size()).is_multiple_of(alignment);
+    let is_view = is_aligned(start) && is_aligned(pitch - start - width);
+    shape[axis] = range.len();
+    (!is_view).then_some((ColumnRange { rows, pitch, start, width }, shape))
 }

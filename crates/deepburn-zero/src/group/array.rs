@@ -253,7 +253,7 @@ impl<B: SumOps> SharedPayload for DeviceArray<B> {
             Ok([whole]) => Self::Dense(whole),
             // The array has no elements, but the result needs a device and a type.
             Err(parts) if parts.is_empty() => Self::Dense(chunks[home].clone().into_flat()),
-            Err(parts) => Self::Dense(B::concat(parts)),
+            Err(parts) => Self::Dense(B::concat(parts, 0)),
         }
     }
 

@@ -20,11 +20,11 @@ pub(crate) fn in_type<B: Backend>(
 ///
 /// A flat tensor is returned unchanged instead of being reshaped to its own shape: flex's reshape
 /// copies a view that does not begin at the start of its memory.
-pub(crate) fn flattened<B: Backend>(tensor: B::FloatTensorPrimitive) -> B::FloatTensorPrimitive {
+pub(crate) fn flattened<B: SumOps>(tensor: B::FloatTensorPrimitive) -> B::FloatTensorPrimitive {
     let shape = tensor.shape();
     match shape.num_dims() {
         1 => tensor,
-        _ => B::float_reshape(tensor, Shape::from(vec![shape.num_elements()])),
+        _ => B::reshape(tensor, Shape::from(vec![shape.num_elements()])),
     }
 }
 
@@ -55,7 +55,7 @@ pub(crate) fn flat_range<B: SumOps>(
     let cut = if shape.num_dims() > 0 && rows != (0..shape[0]) {
         let mut slices = vec![Slice::from(rows.clone())];
         slices.extend(shape.iter().skip(1).map(|&len| Slice::from(0..len)));
-        B::float_slice(tensor.clone(), &slices)
+        B::slice(tensor.clone(), &slices)
     } else {
         tensor.clone()
     };
@@ -71,22 +71,19 @@ pub(crate) fn narrow<B: SumOps>(
     if range == (0..flat.shape().num_elements()) {
         return flat;
     }
-    B::narrow(flat, range)
+    B::slice(flat, &[Slice::from(range)])
 }
 
 /// Pads a flat tensor with zeros to `len` elements. All shards of a parameter have the same length,
 /// so the last shards need padding.
-pub(crate) fn pad<B: Backend>(
-    flat: B::FloatTensorPrimitive,
-    len: usize,
-) -> B::FloatTensorPrimitive {
+pub(crate) fn pad<B: SumOps>(flat: B::FloatTensorPrimitive, len: usize) -> B::FloatTensorPrimitive {
     let missing = len - flat.shape().num_elements();
     if missing == 0 {
         return flat;
     }
     let zeros =
         B::float_zeros(Shape::from(vec![missing]), &B::float_device(&flat), flat.dtype().into());
-    B::float_cat(vec![flat, zeros], 0)
+    B::concat(vec![flat, zeros], 0)
 }
 
 /// Returns a placeholder with the length, type and device of an array to receive. It is an expanded

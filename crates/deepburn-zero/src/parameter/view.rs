@@ -13,7 +13,8 @@
 //! A view of data shares the memory, except for a cast to another type. The shape and the type of
 //! the result are known without the data, so autodiff and the model can request them at any time.
 
-use burn_backend::{Backend, DType, FloatDType, Shape, Slice, SliceOps, TensorMetadata};
+use burn_backend::{DType, FloatDType, Shape, Slice, SliceOps, TensorMetadata};
+use deepburn_ops::SumOps;
 
 use crate::session::{FullTensor, Leased};
 
@@ -37,15 +38,15 @@ pub enum View {
 impl View {
     /// Applies the view to data of the inner backend. A cast to the type that the data already has
     /// does nothing.
-    pub(crate) fn apply<B: Backend>(
+    pub(crate) fn apply<B: SumOps>(
         &self,
         tensor: B::FloatTensorPrimitive,
     ) -> B::FloatTensorPrimitive {
         match self {
-            Self::Reshape(shape) => B::float_reshape(tensor, shape.clone()),
+            Self::Reshape(shape) => B::reshape(tensor, shape.clone()),
             Self::SwapDims(dim1, dim2) => B::float_swap_dims(tensor, *dim1, *dim2),
             Self::Permute(axes) => B::float_permute(tensor, axes),
-            Self::Slice(slices) => B::float_slice(tensor, slices),
+            Self::Slice(slices) => B::slice(tensor, slices),
             Self::Expand(shape) => B::float_expand(tensor, shape.clone()),
             Self::Cast(dtype) if tensor.dtype() == DType::from(*dtype) => tensor,
             Self::Cast(dtype) => B::float_cast(tensor, *dtype),
@@ -54,7 +55,7 @@ impl View {
 
     /// Applies the view to data with a ledger entry. The result shares the memory and the entry. A
     /// cast to another type creates data with a separate entry.
-    pub(crate) fn share<B: Backend>(&self, tensor: FullTensor<B>) -> FullTensor<B> {
+    pub(crate) fn share<B: SumOps>(&self, tensor: FullTensor<B>) -> FullTensor<B> {
         match self {
             Self::Cast(dtype) if tensor.tensor.dtype() != DType::from(*dtype) => {
                 Leased::new(self.apply::<B>(tensor.tensor))

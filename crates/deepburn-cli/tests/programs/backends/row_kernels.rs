@@ -54,6 +54,20 @@ fn ops<B: FusedOps>() -> Vec<(&'static str, Op<B>)> {
             let heads = RotatedHeads { heads: 1, width: width - 1 };
             rotate_heads(x, table.clone().cos(), table.sin(), heads)
         }),
+        ("joined columns and their slices", |x, y, w| {
+            let width = x.dims()[1];
+            let all = Tensor::cat(vec![x, y.narrow(1, 1, width / 2), w.repeat_dim(0, ROWS)], 1);
+            let [rows, columns] = all.dims();
+            all.clone().narrow(1, 3, columns / 2)
+                * all.narrow(1, columns - columns / 2, columns / 2)
+                / rows as f32
+        }),
+        ("joined and cut along the middle axis", |x, y, _| {
+            let [rows, width] = x.dims();
+            let joined =
+                Tensor::cat(vec![x.reshape([rows, width, 1]), y.reshape([rows, width, 1])], 1);
+            joined.narrow(1, 2, width).reshape([width, rows])
+        }),
         ("linear", |x, y, w| linear(x, y.transpose(), Some(vector_like(w)))),
         ("head", |x, y, _| {
             let rows = x.dims()[0];

@@ -111,29 +111,40 @@ pub(super) fn scalars<R: Runtime>(attention: &DeviceAttention<'_>) -> AttentionS
     )
 }
 
-/// The list of a mask in the memory of the device.
-pub(super) struct Lists {
-    list: Option<(Handle, usize)>,
+/// The list of a mask in the memory of a device. Clones share it.
+#[derive(Debug, Clone)]
+pub struct MaskList {
+    /// The words and their number; `None` for masks without a list.
+    words: Option<(Handle, usize)>,
 }
 
-impl Lists {
-    /// Uploads the list, if the mask has one.
+impl MaskList {
+    /// Uploads the list, if the mask has one. It is of use for all attentions with this mask and
+    /// these numbers of sequences and positions.
     ///
     /// # Panics
     /// Panics if the list of the mask is too short.
-    pub(super) fn new<R: Runtime>(
-        client: &ComputeClient<R>,
-        attention: &DeviceAttention<'_>,
-    ) -> Self {
+    pub fn upload<R: Runtime>(client: &ComputeClient<R>, attention: &DeviceAttention<'_>) -> Self {
         let words = match attention.mask {
-            KeyMask::Causal | KeyMask::Window(_) => return Self { list: None },
+            KeyMask::Causal | KeyMask::Window(_) => return Self { words: None },
             KeyMask::Since(firsts) => documents(attention, firsts),
             KeyMask::Lengths(lengths) => {
                 let length = |length: &usize| (*length).clamp(1, attention.positions) as u32;
                 lengths[..attention.batch].iter().map(length).collect()
             }
         };
-        Self { list: Some((client.create_from_slice(u32::as_bytes(&words)), words.len())) }
+        Self { words: Some((client.create_from_slice(u32::as_bytes(&words)), words.len())) }
+    }
+
+    /// Returns whether the list has the number of words that an attention needs.
+    pub(super) fn fits(&self, attention: &DeviceAttention<'_>) -> bool {
+        let &DeviceAttention { batch, positions, .. } = attention;
+        let len = match attention.mask {
+            KeyMask::Causal | KeyMask::Window(_) => 0,
+            KeyMask::Since(_) => batch * (positions + 2 * positions.div_ceil(LISTED_BLOCK)),
+            KeyMask::Lengths(_) => batch,
+        };
+        self.words.as_ref().map_or(0, |(_, len)| *len) == len
     }
 
     /// Returns the list as an argument of a launch: no array or one.
@@ -142,7 +153,7 @@ impl Lists {
             // SAFETY: the handle was created from this number of words.
             unsafe { ArrayArg::from_raw_parts(handle.clone(), *len) }
         };
-        self.list.iter().map(array).collect()
+        self.words.iter().map(array).collect()
     }
 }
 

@@ -121,7 +121,6 @@ macro_rules! float_ops {
             #[full] fn float_powi_scalar(lhs: float, rhs: [Scalar]) -> float;
             #[full] fn float_powi_scalar_impl(lhs: float, rhs: [Scalar]) -> float;
             #[full] fn float_powf_scalar(tensor: float, value: [Scalar]) -> float;
-            fn float_cat(tensors: (many float), dim: [usize]) -> float;
             fn float_topk(tensor: float, dim: [usize], k: [usize]) -> float;
             fn float_max(tensor: float) -> float;
             fn float_max_dim(tensor: float, dim: [usize]) -> float;
@@ -163,6 +162,7 @@ macro_rules! float_handle_ops {
             fn float_transpose(tensor: float) -> float;
             fn float_permute(tensor: float, axes: [&[usize]]) -> float;
             fn float_slice(tensor: float, slices: [&[Slice]]) -> float;
+            fn float_cat(tensors: (many float), dim: [usize]) -> float;
             fn float_expand(tensor: float, shape: [Shape]) -> float;
             fn float_cast(tensor: float, dtype: [FloatDType]) -> float;
             #[product] fn float_matmul(lhs: float, rhs: float) -> float;
@@ -296,6 +296,14 @@ impl<B: MatmulOps> FloatTensorOps<Sharded<B>> for Sharded<B> {
     fn float_mean(tensor: FloatTensor<Self>) -> FloatTensor<Self> {
         let [mean] = recorded!(Cost::Low; tensor: float => [B::mean(tensor)]);
         mean
+    }
+
+    /// Concatenates with [`SumOps`](deepburn_ops::SumOps), which copies no shapes to the device.
+    fn float_cat(tensors: Vec<FloatTensor<Self>>, dim: usize) -> FloatTensor<Self> {
+        let [joined] = recorded!(
+            Cost::Low; tensors: (many float), dim: [usize] => [B::concat(tensors, dim)]
+        );
+        joined
     }
 
     float_ops!(forward);

@@ -224,6 +224,7 @@ impl<B: MatmulOps> FloatTensorOps<Staged<B>> for Staged<B> {
         fn float_matmul(lhs: float, rhs: float) -> float;
         fn float_sum(tensor: float) -> float;
         fn float_mean(tensor: float) -> float;
+        fn float_cat(tensors: (many float), dim: [usize]) -> float;
     }
 
     float_ops!(stage);

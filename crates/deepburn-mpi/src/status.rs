@@ -40,6 +40,8 @@ struct LockedStatus {
     wait: Option<Wait>,
     /// The last collective in which the communication thread waited.
     last_call: Option<Call>,
+    /// The ranks for which it waited last.
+    last_absent: Vec<Absence>,
 }
 
 impl LockedStatus {
@@ -93,8 +95,13 @@ impl RunStatus {
     /// Records the ranks for which the communication thread waits.
     pub(crate) fn set_wait(&self, wait: Option<Wait>) {
         let mut state = self.lock();
-        if let Some(call) = wait.as_ref().and_then(|wait| wait.call.clone()) {
-            state.last_call = Some(call);
+        if let Some(Wait { call, absent }) = &wait {
+            if let Some(call) = call {
+                state.last_call = Some(call.clone());
+            }
+            if !absent.is_empty() {
+                state.last_absent.clone_from(absent);
+            }
         }
         state.wait = wait;
     }
@@ -114,15 +121,18 @@ impl RunStatus {
     /// thread.
     ///
     /// This does not use the communication thread, because an Open MPI call on a broken connection
-    /// may block that thread for seconds. The ranks can no longer agree on one reporter, so every
-    /// rank that waits for all other ranks reports the failure.
+    /// may block that thread for seconds. If it is blocked between two collectives, it has not
+    /// noted the new wait, and the ranks of the last one are named. The ranks can no longer agree
+    /// on one reporter, so every rank that waits for all other ranks reports the failure.
     pub(crate) fn terminate(&self, rank: usize, own: Option<Wait>) -> Option<CommError> {
         let wait = {
             let mut state = self.lock();
-            let terminated = state.terminated.as_ref()?;
-            let is_terminated = terminated.load(Ordering::Relaxed);
-            let wait = own.or_else(|| state.wait.clone());
-            let wait = wait.filter(|it| is_terminated && !it.absent.is_empty())?;
+            if !state.terminated.as_ref()?.load(Ordering::Relaxed) {
+                return None;
+            }
+            let noted = own.or_else(|| state.wait.clone());
+            let last = || Wait { call: None, absent: state.last_absent.clone() };
+            let wait = Some(noted.unwrap_or_else(last)).filter(|it| !it.absent.is_empty())?;
             // Nobody has to be informed: the launcher ends the other ranks too.
             state.announced = true;
             wait
@@ -190,5 +200,26 @@ impl RunStatus {
     fn lock(&self) -> MutexGuard<'_, LockedStatus> {
         // No change is interrupted by code that could panic.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Open MPI may block the communication thread between two collectives, before it has noted the
+    /// wait of the second one.
+    #[test]
+    fn a_rank_that_is_ended_between_collectives_names_the_ranks_of_the_last_one() {
+        let (status, terminated) = (RunStatus::default(), Arc::new(AtomicBool::new(false)));
+        status.set_terminated(terminated.clone());
+        let absent = vec![Absence { rank: 2, host: Some("other".to_owned()), last: None }];
+        status.set_wait(Some(Wait { call: None, absent: absent.clone() }));
+        status.set_wait(None);
+        assert_eq!(status.terminate(0, None), None, "nothing ends the process");
+        terminated.store(true, Ordering::Relaxed);
+        let cause = CommError::Terminated { rank: 0, call: None, absent };
+        assert_eq!(status.terminate(0, None), Some(cause));
+        assert!(status.is_reporter(0));
     }
 }

@@ -114,8 +114,7 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
             if self.is_gradient_accumulation_boundary() || index + 1 == count {
                 // Once a step: a device would be idle while the host reads a loss and submits the
                 // next pass.
-                for loss in unread.drain(..) {
-                    let value = loss.into_scalar().elem::<f64>();
+                for value in read_values(unread.drain(..)) {
                     batches.check(losses.len(), value)?;
                     losses.push(value);
                 }
@@ -300,6 +299,17 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
 fn value_of<B: OptimizerOps>(loss: &Tensor<Training<B>, 1>) -> Tensor<B, 1> {
     let value = loss.clone().inner().into_primitive().tensor().into_value();
     Tensor::from_primitive(TensorPrimitive::Float(value.into_full()))
+}
+
+/// Returns the values of losses. The host waits for the device once.
+fn read_values<B: OptimizerOps>(losses: impl Iterator<Item = Tensor<B, 1>>) -> Vec<f64> {
+    let mut values: Vec<_> = losses.map(|loss| loss.into_primitive().tensor()).collect();
+    let joined = match values.len() {
+        1 => values.remove(0),
+        _ => B::concat(values, 0),
+    };
+    let joined = Tensor::<B, 1>::from_primitive(TensorPrimitive::Float(joined));
+    joined.into_data().iter::<f64>().collect()
 }
 
 /// A forward pass whose backward pass has not run yet.

@@ -77,7 +77,7 @@ pub use sampling::token_budget::{EpochPlan, PickingOrder, StepShape, TokenBudget
 pub use splits::{Fractions, Splits};
 pub use synthetic::SyntheticCorpus;
 pub use synthetic::reviews::SyntheticReviews;
-pub use tokens::cache::TokenCache;
+pub use tokens::cache::{TokenCache, user_cache_folder};
 pub use tokens::cache_entries::{CacheEntry, CacheLimits};
 pub use tokens::comparison::{ChangedToken, TokenizerComparison};
 pub use tokens::join::Join;

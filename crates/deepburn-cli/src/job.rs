@@ -18,6 +18,7 @@
 //! device_fault.rs    causes of failures of devices, and remedies
 //! device_panics.rs   panics in the threads of devices
 //! instructions.rs    the instructions of CPU kernels, in words
+//! kernel_cache.rs    where compiled kernels of CUDA are kept
 //! gguf_file.rs       paths of GGUF files
 //! gguf_folder.rs     the files of a model folder that a GGUF file stands for
 //! model_folder.rs    the folder of a saved model or adapter
@@ -37,6 +38,8 @@ pub(crate) mod gguf_folder;
 pub(crate) mod gguf_weights;
 pub(crate) mod held_matrices;
 pub(crate) mod instructions;
+#[cfg(feature = "cuda")]
+mod kernel_cache;
 pub(crate) mod known_model;
 pub(crate) mod loaded_decoder;
 pub(crate) mod made_folders;

@@ -35,6 +35,16 @@ const KEY_DIGITS: usize = 32;
 /// A function that passes tokens to a sink, and produces the same tokens on each call.
 type Producer<'a> = &'a dyn Fn(TokenSink<'_>) -> Result<()>;
 
+/// Returns the folder of the user's caches: `deepburn` in `XDG_CACHE_HOME`, or else in `.cache` of
+/// the home folder. Returns `None` if neither is known.
+pub fn user_cache_folder() -> Option<PathBuf> {
+    let caches = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+    // The XDG specification tells programs to ignore a relative path.
+    let caches = caches.filter(|folder| folder.is_absolute());
+    let caches = caches.or_else(|| Some(std::env::home_dir()?.join(".cache")))?;
+    Some(caches.join("deepburn"))
+}
+
 /// A folder of token files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenCache {
@@ -50,16 +60,11 @@ impl TokenCache {
         Self { folder: folder.into(), limits: CacheLimits::default() }
     }
 
-    /// Returns the user's cache: `deepburn/tokens` in `XDG_CACHE_HOME`, or else in `.cache` of the
-    /// home folder. Returns `None` if neither is known. The limits are read from the environment,
-    /// see [`CacheLimits::from_variables`].
+    /// Returns the user's cache: `tokens` in [`user_cache_folder`]. Returns `None` if that is not
+    /// known. The limits are read from the environment, see [`CacheLimits::from_variables`].
     pub fn of_user() -> Option<Self> {
-        let caches = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
-        // The XDG specification tells programs to ignore a relative path.
-        let caches = caches.filter(|folder| folder.is_absolute());
-        let caches = caches.or_else(|| Some(std::env::home_dir()?.join(".cache")))?;
         let limits = CacheLimits::from_variables(|name| std::env::var(name).ok());
-        Some(Self { limits, ..Self::new(caches.join("deepburn/tokens")) })
+        Some(Self { limits, ..Self::new(user_cache_folder()?.join("tokens")) })
     }
 
     /// Returns the folder.

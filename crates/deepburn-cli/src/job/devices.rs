@@ -134,10 +134,12 @@ pub(crate) use with_backend;
 pub(crate) fn cuda_devices() -> VisibleDevices<burn_cuda::CudaDevice> {
     use cubecl::Runtime;
 
-    // Counting panics if the CUDA driver library is missing.
-    let counted = crate::job::device_panics::caught(|| {
-        cubecl::cuda::CudaRuntime::enumerate_devices(0, &()).len()
-    });
+    use crate::job::device_panics::caught;
+    use crate::job::kernel_cache::keep_kernels;
+
+    // Both panic if the CUDA driver library lacks a function, and counting if there is none.
+    caught(keep_kernels);
+    let counted = caught(|| cubecl::cuda::CudaRuntime::enumerate_devices(0, &()).len());
     let count = counted.result.unwrap_or(0);
     VisibleDevices {
         devices: (0..count).map(|index| burn_cuda::CudaDevice { index }).collect(),

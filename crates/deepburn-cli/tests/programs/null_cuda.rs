@@ -6,6 +6,7 @@
 
 mod counts;
 mod errors;
+mod kernel_cache;
 
 use std::ffi::OsString;
 use std::fs;
@@ -24,7 +25,7 @@ use crate::program::Ending;
 struct NullCuda {
     /// The folder with `include/` and, in `lib/` or `lib64/`, `libnvrtc.so.13`.
     toolkit: PathBuf,
-    /// The driver, and the kernels that were compiled so far.
+    /// The driver, and the cache with the kernels that were compiled so far.
     folder: TempDir,
 }
 
@@ -44,11 +45,9 @@ impl NullCuda {
 
     /// Returns the command of a job. Compiled kernels are kept for the next one.
     fn command(&self, job: &Job) -> Command {
-        let kernels = json!(self.folder.path().join("kernels"));
-        let settings = format!("[compilation]\ncache = {{ file = {kernels} }}\n");
-        fs::write(job.folder().join("cubecl.toml"), settings).unwrap();
         let mut command = job.command();
         command
+            .env("XDG_CACHE_HOME", self.folder.path())
             .env("LD_LIBRARY_PATH", self.libraries(true))
             .env("CUDA_PATH", &self.toolkit)
             .env("DEEPBURN_SELF_TEST", "off")

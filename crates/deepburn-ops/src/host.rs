@@ -2,10 +2,13 @@
 //!
 //! If the device of a backend is the host, neither direction copies, unless the tensor is shared.
 
+use burn_backend::ops::TransactionPrimitive;
 use burn_backend::{
     AllocationProperty, Backend, Shape, Slice, TensorData, TensorMetadata, read_sync,
 };
 use bytes::Bytes;
+
+use crate::is_without_data;
 
 /// Returns the elements of `tensor` as f32, in flat order. f16 and bf16 are widened exactly; f64 is
 /// rounded. Waits for the device.
@@ -19,12 +22,15 @@ pub fn float_into_host<B: Backend>(tensor: B::FloatTensorPrimitive) -> Vec<f32> 
         .expect("the data was converted to f32 just before")
 }
 
-/// The number of bytes that are read from a device at once. CubeCL reads into pinned host memory,
+/// The largest number of bytes of a copy from a device. CubeCL copies into pinned host memory,
 /// which it keeps: pages of at most 5.3 GB for a tensor of more than 340 MB, and of about 100 MB
 /// for arrays of this size (with 80 GB of device memory).
-const READ_BYTES: usize = 4 << 20;
+const COPY_BYTES: usize = 4 << 20;
 
-/// Returns the data of `tensor` in its own type. Waits for the device, for each 4 MiB of a large
+/// The number of bytes after which the host waits for its copies.
+const READ_BYTES: usize = 16 << 20;
+
+/// Returns the data of `tensor` in its own type. Waits for the device, for each 16 MiB of a large
 /// tensor.
 ///
 /// # Panics
@@ -32,40 +38,46 @@ const READ_BYTES: usize = 4 << 20;
 pub fn read_float<B: Backend>(tensor: B::FloatTensorPrimitive) -> TensorData {
     let (shape, dtype) = (tensor.shape(), tensor.dtype());
     // Without CubeCL, pieces would only be copied once more.
-    let is_small = shape.num_elements() * dtype.size() <= READ_BYTES;
+    let is_small = shape.num_elements() * dtype.size() <= COPY_BYTES;
     if !cfg!(feature = "cube") || is_in_host_memory::<B>() || is_small {
-        return read_at_once::<B>(tensor);
+        return read_at_once::<B>(vec![tensor]).remove(0);
     }
     // The elements are copied as integers of their size, so that the memory is aligned for them.
     let bytes = match dtype.size() {
         2 => read_in_pieces::<B, u16>(tensor),
         4 => read_in_pieces::<B, u32>(tensor),
         8 => read_in_pieces::<B, u64>(tensor),
-        _ => return read_at_once::<B>(tensor),
+        _ => return read_at_once::<B>(vec![tensor]).remove(0),
     };
     TensorData::from_bytes(bytes, shape, dtype)
 }
 
-/// Reads a tensor with one copy.
-fn read_at_once<B: Backend>(tensor: B::FloatTensorPrimitive) -> TensorData {
-    match read_sync(B::float_into_data(tensor)) {
-        Ok(data) => data,
+/// Reads tensors, and waits for their copies once.
+fn read_at_once<B: Backend>(tensors: Vec<B::FloatTensorPrimitive>) -> Vec<TensorData> {
+    let transaction = TransactionPrimitive::new(tensors, vec![], vec![], vec![]);
+    match read_sync(B::tr_execute(transaction)) {
+        Ok(data) => data.read_floats,
         Err(error) => panic!("reading a tensor from its device failed: {error:?}"),
     }
 }
 
-/// Reads a tensor whose elements have the size of `E` in pieces of [`READ_BYTES`].
+/// Reads a tensor whose elements have the size of `E` in pieces of [`COPY_BYTES`].
 fn read_in_pieces<B: Backend, E: bytemuck::Pod + Send + Sync>(
     tensor: B::FloatTensorPrimitive,
 ) -> burn_backend::Bytes {
-    let (len, at_once) = (tensor.shape().num_elements(), READ_BYTES / size_of::<E>());
+    let (len, piece_len) = (tensor.shape().num_elements(), COPY_BYTES / size_of::<E>());
     let flat = B::float_reshape(tensor, Shape::from(vec![len]));
     let mut elements = vec![E::zeroed(); len];
-    for (index, elements) in elements.chunks_mut(at_once).enumerate() {
-        let start = index * at_once;
-        let piece = Slice::from(start..start + elements.len());
-        let piece = read_at_once::<B>(B::float_slice(flat.clone(), &[piece]));
-        bytemuck::cast_slice_mut::<E, u8>(elements).copy_from_slice(&piece.bytes);
+    let read_len = READ_BYTES / size_of::<E>();
+    for (start, elements) in (0..).step_by(read_len).zip(elements.chunks_mut(read_len)) {
+        let end = start + elements.len();
+        let starts = (start..end).step_by(piece_len);
+        let piece = |start: usize| Slice::from(start..end.min(start + piece_len));
+        let pieces = starts.map(|start| B::float_slice(flat.clone(), &[piece(start)]));
+        let pieces = read_at_once::<B>(pieces.collect());
+        for (elements, piece) in elements.chunks_mut(piece_len).zip(pieces) {
+            bytemuck::cast_slice_mut::<E, u8>(elements).copy_from_slice(&piece.bytes);
+        }
     }
     burn_backend::Bytes::from_elems(elements)
 }
@@ -101,6 +113,45 @@ pub fn float_bytes<B: Backend>(tensor: B::FloatTensorPrimitive) -> Bytes {
         Some(bytes) => bytes,
         None => Bytes::from_owner(HostBytes(read_float::<B>(tensor))),
     }
+}
+
+/// Passes the bytes of each tensor to `each`, in order, as [`float_bytes`] returns them. The host
+/// waits for a device once for each 16 MiB, and not for each tensor. Tensors are dropped as soon as
+/// they are read. On a backend without data, there are no bytes.
+///
+/// # Errors
+/// Returns the first error of `each`.
+///
+/// # Panics
+/// Panics if the device fails.
+pub fn each_float_bytes<B: Backend, E>(
+    tensors: impl IntoIterator<Item = B::FloatTensorPrimitive>,
+    mut each: impl FnMut(Bytes) -> Result<(), E>,
+) -> Result<(), E> {
+    let bytes_of =
+        |tensor: &B::FloatTensorPrimitive| tensor.shape().num_elements() * tensor.dtype().size();
+    let mut tensors = tensors.into_iter().peekable();
+    while let Some(first) = tensors.next() {
+        if is_without_data::<B>() {
+            each(Bytes::new())?;
+            continue;
+        }
+        let mut bytes = bytes_of(&first);
+        if is_in_host_memory::<B>() || bytes > COPY_BYTES {
+            each(float_bytes::<B>(first))?;
+            continue;
+        }
+        let mut small = vec![first];
+        while let Some(next) = tensors
+            .next_if(|next| bytes_of(next) <= COPY_BYTES && bytes + bytes_of(next) <= READ_BYTES)
+        {
+            bytes += bytes_of(&next);
+            small.push(next);
+        }
+        let data = read_at_once::<B>(small).into_iter();
+        data.map(|data| Bytes::from_owner(HostBytes(data))).try_for_each(&mut each)?;
+    }
+    Ok(())
 }
 
 /// Returns the bytes of a contiguous tensor in host memory without a copy; `None` for other

@@ -79,8 +79,8 @@ pub use cross_entropy::{
 pub use gated::{GateFunction, GatedGradients, GatedOps, gated, gated_joint};
 pub use gelu::{GeluOps, gelu_tanh};
 pub use host::{
-    float_bytes, float_from_host, float_into_host, int_from_host, int_into_host, is_in_host_memory,
-    read_float, shared_bytes, view_float,
+    each_float_bytes, float_bytes, float_from_host, float_into_host, int_from_host, int_into_host,
+    is_in_host_memory, read_float, shared_bytes, view_float,
 };
 pub use layout::LayoutOps;
 pub use linear::{LinearGradients, LinearOps, linear};

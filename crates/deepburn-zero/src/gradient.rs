@@ -75,6 +75,7 @@ use late::{LateGradients, LatePart};
 use scaling::Scaling;
 use state::{Collected, GradientState};
 
+pub(crate) use accumulation::NewSum;
 pub(crate) use deferred::ReportedGradient;
 pub(crate) use scaling::Types;
 pub(crate) use state::{Accumulated, GradientChecker, SumElements, SumHome};
@@ -437,7 +438,9 @@ impl<B: SumOps> GradientReducer<B> {
             // The step averages over the ranks later. If the plan asks for a sum, the factor
             // compensates the division.
             let array = scale(array, Scaling::of_one_rank(&self.policy.reduction, ranks));
-            return self.accumulate(index, array.into_flat());
+            let mut sum = Vec::new();
+            self.accumulate(&mut sum, index, array.into_flat())?;
+            return self.keep(sum);
         }
         let mut gradient = self.collected(array.in_type(self.policy.types.communication));
         let numel = gradient.array.numel();
@@ -506,6 +509,7 @@ impl<B: SumOps> GradientReducer<B> {
         // The sent gradients are freed before the results are accumulated, which reduces peak
         // memory.
         indices.iter().for_each(|index| self.gradients[*index].finish_reduction());
+        let mut sums = Vec::new();
         for (index, mut result) in indices.into_iter().zip(results) {
             // The all-reduce returns whole gradients, of which only the shard is kept.
             if self.policy.shards && !self.policy.plan.reduce_scatter {
@@ -516,9 +520,9 @@ impl<B: SumOps> GradientReducer<B> {
             if self.scaling.after != 1.0 || !self.policy.types.widens() {
                 result = scale(result.in_type(self.policy.types.accumulation), self.scaling.after);
             }
-            self.accumulate(index, result.into_flat())?;
+            self.accumulate(&mut sums, index, result.into_flat())?;
         }
-        Ok(())
+        self.keep(sums)
     }
 
     /// Copies this rank's shard out of a whole gradient. It is used with `reduce_scatter: false`,

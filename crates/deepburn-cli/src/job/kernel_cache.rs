@@ -85,8 +85,8 @@ fn own_program() -> io::Result<File> {
     File::open("/proc/self/exe").or_else(|_| File::open(std::env::current_exe()?))
 }
 
-/// Describes the compiler, the driver and the kind of GPU, which determine what a kernel is compiled
-/// to.
+/// Describes the compiler, the driver and the kind of GPU, which determine what a kernel is
+/// compiled to.
 ///
 /// # Errors
 /// Returns why it is not known, or that the GPUs are of several kinds, for which CubeCL would use

@@ -14,17 +14,19 @@
 //! in memory, it is also counted as [`Category::Buckets`]. The additions are the same in both
 //! places. Local gradients of `no_sync` passes are never parked.
 
+use std::sync::Arc;
+
 use burn_backend::{DType, FloatDType, TensorMetadata};
 use deepburn_comm::CommError;
 use deepburn_nvme::SwapError;
-use deepburn_ops::SumOps;
+use deepburn_ops::{SumOps, each_float_bytes, is_in_host_memory, is_without_data};
 
 use super::state::{Accumulated, GradientCheck, GradientState, SumElements, SumHome, Unchecked};
 use super::{GradientReducer, Types};
 use crate::group::flat::in_type;
 use crate::group::maximum;
-use crate::ledger::Category;
-use crate::offload::ParkedTensor;
+use crate::ledger::{Category, Lease};
+use crate::offload::{ParkedArray, ParkedTensor};
 use crate::session::Leased;
 
 impl<B: SumOps> GradientReducer<B> {
@@ -59,39 +61,55 @@ impl<B: SumOps> GradientReducer<B> {
         DType::from(kept) == dtype
     }
 
-    /// Stores a sum over `count` micro-batches, to which later micro-batches are added. `peak` is
-    /// the largest magnitude so far, if the overflow check needs it.
+    /// Stores sums, to which later micro-batches are added. Each is of another parameter.
+    ///
+    /// A device is waited for once for the checks of the parked sums, or twice in fp16, and once
+    /// for each 16 MiB of them.
     ///
     /// # Errors
     /// Returns an error if a parked sum cannot be written.
-    pub(crate) fn keep(
-        &mut self,
-        index: usize,
-        tensor: B::FloatTensorPrimitive,
-        peak: Option<B::FloatTensorPrimitive>,
-        count: usize,
-    ) -> Result<(), CommError> {
-        let elements = match self.sums.homes[index].clone() {
-            SumHome::Device => {
-                SumElements::Device(Leased::held(tensor, &self.ledger, Category::Gradients))
+    pub(crate) fn keep(&mut self, sums: Vec<NewSum<B>>) -> Result<(), CommError> {
+        let (mut parked, mut tensors) = (Vec::<ToPark<B>>::new(), Vec::new());
+        for NewSum { index, tensor, peak, count } in sums {
+            match self.sums.homes[index].clone() {
+                SumHome::Device => {
+                    let held = Leased::held(tensor, &self.ledger, Category::Gradients);
+                    let elements = SumElements::Device(held);
+                    self.gradients[index].set_sum(Accumulated { elements, peak, count });
+                }
+                SumHome::Parked(array) => {
+                    // The sum is counted as bucket memory until it is written.
+                    let Leased { tensor, lease } =
+                        Leased::held(tensor, &self.ledger, Category::Buckets);
+                    let dtype = tensor.dtype();
+                    parked.push(ToPark { index, array, dtype, peak, count, lease });
+                    tensors.push(tensor);
+                }
             }
-            SumHome::Parked(array) => {
-                // The sum is counted as bucket memory until it is written.
-                let Leased { tensor, lease: _lease } =
-                    Leased::held(tensor, &self.ledger, Category::Buckets);
-                let partition = Some(self.parameters[index].partition());
-                let sum = Unchecked { elements: &tensor, peak: peak.as_ref(), partition };
-                let [check] = self.policy.checker.check_in_memory(&[sum])[..] else {
-                    unreachable!("one sum was checked")
-                };
-                let dtype = tensor.dtype();
-                let written = array.write_tensor::<B>(tensor, &mut self.sums.writes);
-                written.map_err(|error| self.failed("write", index, error))?;
-                SumElements::Parked { array, dtype, check }
-            }
-        };
-        self.gradients[index].set_sum(Accumulated { elements, peak, count });
-        Ok(())
+        }
+        if parked.is_empty() {
+            return Ok(());
+        }
+        let unchecked = parked.iter().zip(&tensors).map(|(to_park, elements)| Unchecked {
+            elements,
+            peak: to_park.peak.as_ref(),
+            partition: Some(self.parameters[to_park.index].partition()),
+        });
+        let unchecked: Vec<_> = unchecked.collect();
+        let checks = self.policy.checker.check_in_memory(&unchecked);
+        let mut parked = parked.into_iter().zip(checks);
+        each_float_bytes::<B, _>(tensors, |bytes| {
+            let Some((ToPark { index, array, dtype, peak, count, lease }, check)) = parked.next()
+            else {
+                unreachable!("each sum is read once")
+            };
+            let written = array.write(&bytes, dtype, &mut self.sums.writes);
+            written.map_err(|error| self.failed("write", index, error))?;
+            drop(lease);
+            let elements = SumElements::Parked { array, dtype, check };
+            self.gradients[index].set_sum(Accumulated { elements, peak, count });
+            Ok(())
+        })
     }
 
     /// Converts a disk failure to a `CommError`, because backward can only return errors of
@@ -103,17 +121,17 @@ impl<B: SumOps> GradientReducer<B> {
             .failed(format!("cannot {what} the gradient of parameter {path}: {error}"))
     }
 
-    /// Adds a reduced flat gradient to the sum of earlier micro-batches.
+    /// Adds a reduced flat gradient to the sum of earlier micro-batches, which is no longer kept.
     ///
     /// # Errors
-    /// Returns an error if a parked sum cannot be read or written.
-    pub(super) fn accumulate(
+    /// Returns an error if a parked sum cannot be read.
+    fn added(
         &mut self,
         index: usize,
         gradient: B::FloatTensorPrimitive,
-    ) -> Result<(), CommError> {
+    ) -> Result<NewSum<B>, CommError> {
         let Some(earlier) = self.gradients[index].take_sum() else {
-            return self.keep(index, gradient, None, 1);
+            return Ok(NewSum { index, tensor: gradient, peak: None, count: 1 });
         };
         let Accumulated { elements, peak, count } = earlier;
         let (sum, is_shared) = match elements {
@@ -136,11 +154,31 @@ impl<B: SumOps> GradientReducer<B> {
         // An addition overwrites its left operand if the operand is not shared. A sum in a file
         // buffer is shared, so the gradient becomes the left operand. Addition is commutative, so
         // the result is the same.
-        let sum = match is_shared {
+        let tensor = match is_shared {
             true => B::float_add(gradient, sum),
             false => B::float_add(sum, gradient),
         };
-        self.keep(index, sum, peak, count + 1)
+        Ok(NewSum { index, tensor, peak, count: count + 1 })
+    }
+
+    /// Adds a reduced flat gradient to the sum of earlier micro-batches. The new sum is kept with
+    /// the others of `batch`, which the caller keeps in the end.
+    ///
+    /// # Errors
+    /// Returns an error if a parked sum cannot be read or written.
+    pub(super) fn accumulate(
+        &mut self,
+        batch: &mut Vec<NewSum<B>>,
+        index: usize,
+        gradient: B::FloatTensorPrimitive,
+    ) -> Result<(), CommError> {
+        // A bucket may have several gradients of a parameter.
+        if batch.iter().any(|sum| sum.index == index) {
+            self.keep(std::mem::take(batch))?;
+        }
+        batch.push(self.added(index, gradient)?);
+        let bytes: usize = batch.iter().map(NewSum::bytes).sum();
+        if bytes >= kept_at_once::<B>() { self.keep(std::mem::take(batch)) } else { Ok(()) }
     }
 
     /// Returns the largest magnitude of `sum`, of `count` micro-batches, and of earlier sums,
@@ -166,4 +204,39 @@ impl<B: SumOps> GradientReducer<B> {
         let Types { communication, accumulation } = self.policy.types;
         count > 1 && communication == FloatDType::F16 && accumulation == FloatDType::F32
     }
+}
+
+/// A sum of gradients that is not stored yet.
+pub(crate) struct NewSum<B: SumOps> {
+    /// The index of the parameter.
+    pub(crate) index: usize,
+    /// The flat sum.
+    pub(crate) tensor: B::FloatTensorPrimitive,
+    /// The largest magnitude so far, if the overflow check needs it.
+    pub(crate) peak: Option<B::FloatTensorPrimitive>,
+    /// The number of micro-batches in the sum.
+    pub(crate) count: usize,
+}
+
+impl<B: SumOps> NewSum<B> {
+    /// Returns the size of the elements.
+    fn bytes(&self) -> usize {
+        self.tensor.shape().num_elements() * self.tensor.dtype().size()
+    }
+}
+
+/// A sum that is written to a parked array.
+struct ToPark<B: SumOps> {
+    index: usize,
+    array: Arc<ParkedArray>,
+    dtype: DType,
+    peak: Option<B::FloatTensorPrimitive>,
+    count: usize,
+    lease: Option<Arc<Lease>>,
+}
+
+/// Returns the bytes of sums that are kept together, so that a device is waited for once. In host
+/// memory, each is kept alone, which takes less memory.
+fn kept_at_once<B: SumOps>() -> usize {
+    if is_in_host_memory::<B>() || is_without_data::<B>() { 0 } else { 16 << 20 }
 }

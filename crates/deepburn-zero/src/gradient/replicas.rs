@@ -16,7 +16,7 @@ use deepburn_comm::{CollectiveTag, CommError, Pending};
 use deepburn_ops::SumOps;
 
 use super::state::{Accumulated, SumElements};
-use super::{GradientReducer, fingerprint};
+use super::{GradientReducer, NewSum, fingerprint};
 use crate::group::DeviceArray;
 use crate::ledger::{Category, Lease};
 use crate::session::FullTensor;
@@ -80,7 +80,7 @@ impl<B: SumOps> GradientReducer<B> {
         for (OwnSum { index, held, peak, count }, result) in sums.into_iter().zip(results) {
             // The ledger entry ends here, because the result replaces this sum.
             drop(held);
-            self.keep(index, result.into_flat(), peak, count)?;
+            self.keep(vec![NewSum { index, tensor: result.into_flat(), peak, count }])?;
         }
         Ok(())
     }

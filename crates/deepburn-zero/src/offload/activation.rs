@@ -16,18 +16,19 @@
 //!
 //! In addition to the parked data, forward needs memory for the group that is being written, and
 //! backward needs memory for the prefetched group. Forward waits for copies from a device to host
-//! memory. Writes to a file and all fetches overlap with computation.
+//! memory, once for each 16 MiB. Writes to a file and all fetches overlap with computation.
 //!
 //! The file grows on demand, so a full disk ends all ranks in the first steps. It reuses the space
 //! of arrays that were dropped, so an array is always written before it is read.
 
+use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, Weak};
 
 use burn_backend::{DType, Shape, TensorMetadata};
 use deepburn_comm::CommError;
 use deepburn_config::ActivationOffload;
 use deepburn_nvme::{SwapError, SwapFile};
-use deepburn_ops::{SumOps, float_bytes, is_without_data};
+use deepburn_ops::{SumOps, each_float_bytes, is_without_data};
 
 use super::{
     ChunkLayout, ParkedArray, ParkedRead, ParkedTensor, Store, WriteBehind, io_policy, lock,
@@ -171,21 +172,44 @@ impl<B: SumOps> ActivationStore<B> {
             && (self.is_contiguous)(&tensor.tensor)
     }
 
-    /// Parks a tensor in the current group. Its device memory is freed when this call returns.
+    /// Parks tensors in the current group, and returns them in their order. Their device memory is
+    /// freed when this call returns: the copies to the host end here.
     ///
     /// # Panics
     /// Panics with a [`CommError`] if the disk fails, because a tensor op cannot return an error.
-    pub(crate) fn park(self: &Arc<Self>, tensor: FullTensor<B>) -> Arc<ParkedActivation<B>> {
-        let (shape, dtype) = (tensor.shape(), tensor.dtype());
-        let device = B::float_device(&tensor.tensor);
-        // The copy to the host ends here, so the device memory is free when the call returns.
-        let bytes = match is_without_data::<B>() {
-            true => bytes::Bytes::new(),
-            false => float_bytes::<B>(tensor.tensor.clone()),
+    pub(crate) fn park(
+        self: &Arc<Self>,
+        tensors: Vec<FullTensor<B>>,
+    ) -> Vec<Arc<ParkedActivation<B>>> {
+        let form = |tensor: &FullTensor<B>| {
+            (tensor.shape(), tensor.dtype(), B::float_device(&tensor.tensor))
         };
-        let array = self
-            .write(&bytes, shape.num_elements(), dtype)
-            .unwrap_or_else(|error| std::panic::panic_any(self.failed("write", &error)));
+        let mut forms = tensors.iter().map(form).collect::<Vec<_>>().into_iter();
+        let mut parked = Vec::with_capacity(tensors.len());
+        let (tensors, mut leases): (Vec<_>, VecDeque<_>) =
+            tensors.into_iter().map(|Leased { tensor, lease }| (tensor, lease)).unzip();
+        let written = each_float_bytes::<B, _>(tensors, |bytes| {
+            let Some((shape, dtype, device)) = forms.next() else {
+                unreachable!("each tensor is read once")
+            };
+            let array = self.write(&bytes, shape.num_elements(), dtype)?;
+            // The tensor is dropped.
+            leases.pop_front();
+            parked.push(self.parked(array, shape, dtype, device));
+            Ok(())
+        });
+        written.unwrap_or_else(|error| std::panic::panic_any(self.failed("write", &error)));
+        parked
+    }
+
+    /// Returns the activation in `array`, in the current group.
+    fn parked(
+        self: &Arc<Self>,
+        array: Arc<ParkedArray>,
+        shape: Shape,
+        dtype: DType,
+        device: B::Device,
+    ) -> Arc<ParkedActivation<B>> {
         let mut pass = lock(&self.pass);
         let parked = Arc::new(ParkedActivation {
             store: self.clone(),

@@ -390,11 +390,18 @@ impl<B: SumOps> Tape<B> {
             return;
         }
         let needed = |value: &&mut TapeValue<B>| value.has_handle || value.keep == Keep::Tape;
+        let (mut places, mut taken) = (Vec::new(), Vec::new());
         for value in state.values.iter_mut().filter(needed) {
-            value.data = match value.data.take() {
-                ValueData::Kept(data) if store.takes(&data) => ValueData::Parked(store.park(data)),
-                other => other,
-            };
+            match value.data.take() {
+                ValueData::Kept(data) if store.takes(&data) => {
+                    taken.push(data);
+                    places.push(&mut value.data);
+                }
+                other => value.data = other,
+            }
+        }
+        for (place, parked) in places.into_iter().zip(store.park(taken)) {
+            *place = ValueData::Parked(parked);
         }
     }
 

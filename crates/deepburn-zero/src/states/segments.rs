@@ -31,7 +31,7 @@ use deepburn_ops::{
 use super::ModelStates;
 use super::state_array::StateArray;
 use crate::error::ZeroError;
-use crate::gradient::SumElements;
+use crate::gradient::{NewSum, SumElements};
 use crate::group::flat::{flat_range, narrow};
 use crate::offload::{ParkedCopy, WriteBehind};
 use crate::optimizer::KeptArray;
@@ -424,9 +424,9 @@ impl<B: OptimizerOps> ModelStates<B> {
             let peak = peak.map(|peak| {
                 float_from_host::<B>(TensorData::new(vec![peak], [1]), parameter.device())
             });
-            let mut reducer = self.reducer.borrow_mut();
-            let kept = reducer.keep(parameter.index(), values, peak, micro_batches);
-            kept.map_err(ZeroError::from)?;
+            let index = parameter.index();
+            let sum = NewSum { index, tensor: values, peak, count: micro_batches };
+            self.reducer.borrow_mut().keep(vec![sum]).map_err(ZeroError::from)?;
         }
         Ok(())
     }

@@ -86,6 +86,28 @@ fn steps_of_a_llama_stay_within_their_bounds() {
     check(&cuda, &LLAMA_RECOMPUTED, |layers| recomputed(plain(layers)));
 }
 
+/// Gradients and activations on the host are read together, and not one by one.
+#[test]
+#[cfg_attr(feature = "fusion", ignore = "fusion changes the number of launches")]
+fn waits_of_offloaded_steps_do_not_grow_with_the_parameters() {
+    let Some(cuda) = NullCuda::find() else { return };
+    let optimizer = |layers| {
+        let offloaded = job("gpt2", gpt2(layers, 0.0)).sharded(2, 1);
+        offloaded.with("deepspeed.zero_optimization.offload_optimizer", json!({"device": "cpu"}))
+    };
+    let [two, three] = [2, 3].map(|layers| step(&cuda, || optimizer(layers)).waits.total());
+    println!("optimizer on the host: {two} waits with two layers, {three} with three");
+    assert!(two == three && two <= WAITS, "{two} and {three} waits");
+    let activations = |layers| {
+        let policy = json!({"policy": "full", "cpu_checkpointing": true});
+        let parked = job("gpt2", gpt2(layers, 0.0));
+        parked.with("deepspeed.activation_checkpointing", policy)
+    };
+    let [two, three] = [2, 3].map(|layers| step(&cuda, || activations(layers)).waits.total());
+    println!("activations on the host: {two} waits with two layers, {three} with three");
+    assert!(three - two <= 1, "{two} and {three} waits");
+}
+
 fn recomputed(job: Job) -> Job {
     job.with("deepspeed.activation_checkpointing", json!({"policy": "full"}))
 }
@@ -106,6 +128,9 @@ fn check(cuda: &NullCuda, bounds: &StepBounds, job: impl Fn(usize) -> Job) -> u6
     };
     at_most("launches", two.launches, bounds.launches);
     at_most("launches of a layer", layer, bounds.launches_of_a_layer);
+    // CubeCL waits after 64 uploads, so a layer has to do without any.
+    let uploads = three.to_device.copies.saturating_sub(two.to_device.copies);
+    at_most("uploads of a layer", uploads, 0);
     for step in [&two, &three] {
         at_most("waits", step.waits.total(), WAITS * bounds.ranks);
         at_most("bytes to the host", step.to_host.bytes, SMALLEST_MATRIX * bounds.ranks);

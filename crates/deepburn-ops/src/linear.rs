@@ -17,9 +17,8 @@ use burn::tensor::Tensor;
 use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn_autodiff::ops::{Backward, OpsKind};
 use burn_autodiff::{Autodiff, NodeId};
-use burn_backend::ops::FloatTensorOps;
+use burn_backend::Backend;
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{Backend, TensorMetadata};
 
 use crate::autodiff_step::backward_step;
 use crate::matmul::MatmulOps;
@@ -111,17 +110,14 @@ impl<B: LinearOps, C: CheckpointStrategy> LinearOps for Autodiff<B, C> {
         weight: FloatTensor<Self>,
         bias: Option<FloatTensor<Self>>,
     ) -> FloatTensor<Self> {
-        // The step always has three parents, so a missing bias is represented by an empty,
-        // untracked tensor. A bias that is not trained is untracked as well.
+        let is_trained = weight.is_tracked() || bias.as_ref().is_some_and(|it| it.is_tracked());
+        // The step always has three parents, so an untracked one stands for a missing bias. A bias
+        // that is not trained is untracked as well.
         let (bias, added) = match bias {
-            Some(bias) => (bias.clone(), Some(bias.primitive)),
-            None => {
-                let device = Self::float_device(&x);
-                (Self::float_empty([0].into(), &device, x.dtype().into()), None)
-            }
+            Some(bias) => (bias.node, Some(bias.primitive)),
+            None => (<FloatTensor<Self>>::new(x.primitive.clone()).node, None),
         };
-        let is_trained = weight.is_tracked() || bias.is_tracked();
-        let nodes = [x.node.clone(), weight.node.clone(), bias.node];
+        let nodes = [x.node.clone(), weight.node.clone(), bias];
         match LinearStep.prepare::<C>(nodes).compute_bound().stateful() {
             OpsKind::Tracked(mut step) => {
                 let saved = LinearSaved {

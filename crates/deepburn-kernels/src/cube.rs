@@ -41,7 +41,7 @@ pub use norm::{
     LayerNormRows, NormWeightGradients, NormalizedRows, RmsNormRows, layer_norm,
     norm_weight_gradients, norm_x_gradient, rms_norm,
 };
-pub use parts::{ColumnRange, copy_of_columns, flatten, join_rows, sum_of_parts};
+pub use parts::{ColumnRange, add_terms, copy_of_columns, flatten, join_rows, sum_of_parts};
 pub use random::{MAX_DRAWN, bernoulli, dropout};
 pub use rotary::{RotatedColumns, rotate};
 pub use rows::{AddedRows, add_rows};

@@ -3,7 +3,7 @@
 use burn_autodiff::Autodiff;
 use burn_autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn_backend::tensor::FloatTensor;
-use burn_backend::{Backend, Shape, Slice};
+use burn_backend::{Backend, Shape, Slice, TensorMetadata};
 
 use crate::rows::{RowBlock, add_rows_on_host};
 
@@ -37,6 +37,22 @@ pub trait SumOps: Backend {
         _len: usize,
     ) -> Option<FloatTensor<Self>> {
         None
+    }
+
+    /// Adds each of `terms` to the sum at its place, in the type of the sum. Both are flat and of
+    /// equal length.
+    fn add_terms(
+        sums: Vec<FloatTensor<Self>>,
+        terms: Vec<FloatTensor<Self>>,
+    ) -> Vec<FloatTensor<Self>> {
+        let add = |(sum, term): (FloatTensor<Self>, FloatTensor<Self>)| {
+            let term = match term.dtype() == sum.dtype() {
+                true => term,
+                false => Self::float_cast(term, sum.dtype().into()),
+            };
+            Self::float_add(sum, term)
+        };
+        sums.into_iter().zip(terms).map(add).collect()
     }
 
     /// Returns the elements in the same flat order in another shape, as a view if the backend can.

@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! sum of parts     result[i] = T((f32(part 0[i]) + f32(part 1[i]) + ...) / divisor)
+//! added terms      sum[i] = sum[i] + f32(term[i])            for up to eight sums
 //! concatenation    part 0 | part 1 | ... | zeros up to the requested length
 //! joined rows      row 0 of part 0 | row 0 of part 1 | ... | row 1 of part 0 | ...
 //! copied columns   columns start.. of row 0 | columns start.. of row 1 | ...
@@ -14,7 +15,9 @@
 
 use cubecl::prelude::*;
 
-use super::device_buffer::{DeviceBuffer, cubes, items_at_once, with_element};
+use super::device_buffer::{
+    CUBE_DIM, DeviceBuffer, DeviceDType, cubes, items_at_once, with_element,
+};
 
 /// Returns the sum of all parts, in their order, divided by `divisor`, as a new buffer of `len`
 /// elements that ends with zeros. Sum and division are in f32 and rounded once.
@@ -81,6 +84,76 @@ fn sum_of_parts_kernel<T: Float>(
             sum /= divisor;
         }
         sums[i] = T::cast_from(sum);
+    }
+}
+
+/// Adds to each sum, in f32, the term of the same length. The terms are of one type.
+///
+/// Queues one launch for up to eight sums.
+///
+/// # Panics
+/// Panics if a sum and its term differ in length, if a sum is not in f32, or if the terms differ in
+/// type.
+pub fn add_terms<R: Runtime>(
+    client: &ComputeClient<R>,
+    sums: &[DeviceBuffer],
+    terms: &[DeviceBuffer],
+) {
+    assert_eq!(sums.len(), terms.len(), "each sum has a term");
+    let dtype = terms.first().map(DeviceBuffer::dtype);
+    let pairs: Vec<_> = sums.iter().zip(terms).collect();
+    for (sum, term) in &pairs {
+        assert!(
+            sum.len() == term.len()
+                && sum.dtype() == DeviceDType::F32
+                && Some(term.dtype()) == dtype,
+            "a sum of {} elements of {:?} and a term of {} elements of {:?}",
+            sum.len(),
+            sum.dtype(),
+            term.len(),
+            term.dtype()
+        );
+    }
+    let cubes_of = |pair: &(&DeviceBuffer, &DeviceBuffer)| pair.0.len().div_ceil(CUBE_DIM as usize);
+    let filled: Vec<_> = pairs.into_iter().filter(|(sum, _)| !sum.is_empty()).collect();
+    for group in filled.chunks(items_at_once(client, 2, 0)) {
+        let all: usize = group.iter().map(cubes_of).sum();
+        let (count, dim) = cubes(client, all * CUBE_DIM as usize);
+        // SAFETY: every unit checks that its element exists.
+        unsafe {
+            with_element!(group[0].1.dtype(), T => {
+                add_terms_kernel::launch_unchecked::<T, R>(
+                    client,
+                    count,
+                    dim,
+                    group.iter().map(cubes_of).collect(),
+                    group.iter().map(|(_, term)| term.arg()).collect(),
+                    group.iter().map(|(sum, _)| sum.arg()).collect(),
+                );
+            });
+        }
+    }
+}
+
+/// Adds one element per unit. `cubes` are the numbers of cubes of the sums.
+#[cube(launch_unchecked)]
+fn add_terms_kernel<T: Float>(
+    cubes: &Sequence<usize>,
+    terms: &Sequence<Array<T>>,
+    sums: &mut Sequence<Array<f32>>,
+) {
+    let mut before = 0usize;
+    #[unroll]
+    for index in 0..terms.len() {
+        let after = before + cubes[index];
+        if CUBE_POS >= before && CUBE_POS < after {
+            let i = (CUBE_POS - before) * CUBE_DIM as usize + UNIT_POS as usize;
+            let sum = sums.index_mut(index);
+            if i < sum.len() {
+                sum[i] = sum[i] + f32::cast_from(terms[index][i]);
+            }
+        }
+        before = after;
     }
 }
 

@@ -655,6 +655,26 @@ fn device_kernels_copies_are_the_elements_of_the_columns() {
     }
 }
 
+/// The host adds the widened term, which is exact, and rounds the sum once, as the device does.
+#[test]
+fn device_kernels_added_terms_have_the_bits_of_the_host() {
+    let client = client();
+    for dtype in types(&client) {
+        // More sums than a launch takes, one without elements, one of several cubes.
+        let lens = [300, 0, 1, 65_537, 256, 257, 5, 6, 7, 8, 9, 1000];
+        let sums = lens.map(|len| noise(len, len as u64));
+        let terms = lens.map(|len| held(&noise(len, 7 + len as u64), dtype));
+        let on_device = sums.each_ref().map(|sum| upload(&client, sum, DeviceDType::F32));
+        let buffers = terms.each_ref().map(|term| upload(&client, term, dtype));
+        cube::add_terms(&client, &on_device, &buffers);
+        for ((sum, term), found) in sums.iter().zip(&terms).zip(on_device) {
+            let expected: Vec<_> = sum.iter().zip(term).map(|(sum, term)| sum + term).collect();
+            assert_eq!(download(&client, found), expected, "{dtype:?} {}", sum.len());
+        }
+        cube::add_terms(&client, &[], &[]);
+    }
+}
+
 /// Parts are added in their order in f32, divided and rounded once, as the host computes it.
 #[test]
 fn device_kernels_sums_of_parts_have_the_bits_of_the_host() {

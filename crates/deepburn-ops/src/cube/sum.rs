@@ -54,6 +54,30 @@ where
         Some(flat_tensor(sum, &parts[0]))
     }
 
+    /// Queues one launch for each eight sums in f32 whose terms are all in f32, f16 or bf16.
+    fn add_terms(
+        sums: Vec<FloatTensor<Self>>,
+        terms: Vec<FloatTensor<Self>>,
+    ) -> Vec<FloatTensor<Self>> {
+        let is_alike = |term: &FloatTensor<Self>| term.dtype() == terms[0].dtype();
+        let has_kernel = are_supported(&terms)
+            && terms.iter().all(is_alike)
+            && sums.iter().all(|sum| sum.dtype() == DType::F32);
+        if sums.is_empty() || !has_kernel {
+            let add = |(sum, term): (_, FloatTensor<Self>)| {
+                let dtype = TensorMetadata::dtype(&sum);
+                Self::float_add(sum, Self::float_cast(term, dtype.into()))
+            };
+            return sums.into_iter().zip(terms).map(add).collect();
+        }
+        let sums: Vec<_> = sums.into_iter().map(exclusive).collect();
+        let terms: Vec<_> = terms.into_iter().map(contiguous).collect();
+        let [of_sums, of_terms] =
+            [&sums, &terms].map(|tensors| tensors.iter().map(buffer).collect::<Vec<_>>());
+        cube::add_terms(&sums[0].client, &of_sums, &of_terms);
+        sums
+    }
+
     /// Copies rows with padding between them by a kernel, if the shape has other rows.
     /// burn-cubecl's copy uploads its shapes.
     fn reshape(tensor: FloatTensor<Self>, shape: Shape) -> FloatTensor<Self> {

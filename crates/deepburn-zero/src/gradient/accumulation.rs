@@ -70,7 +70,7 @@ impl<B: SumOps> GradientReducer<B> {
     /// Returns an error if a parked sum cannot be written.
     pub(crate) fn keep(&mut self, sums: Vec<NewSum<B>>) -> Result<(), CommError> {
         let (mut parked, mut tensors) = (Vec::<ToPark<B>>::new(), Vec::new());
-        for NewSum { index, tensor, peak, count } in sums {
+        for NewSum { index, elements: tensor, peak, count } in with_terms(sums) {
             match self.sums.homes[index].clone() {
                 SumHome::Device => {
                     let held = Leased::held(tensor, &self.ledger, Category::Gradients);
@@ -131,7 +131,7 @@ impl<B: SumOps> GradientReducer<B> {
         gradient: B::FloatTensorPrimitive,
     ) -> Result<NewSum<B>, CommError> {
         let Some(earlier) = self.gradients[index].take_sum() else {
-            return Ok(NewSum { index, tensor: gradient, peak: None, count: 1 });
+            return Ok(NewSum::whole(index, gradient, None, 1));
         };
         let Accumulated { elements, peak, count } = earlier;
         let (sum, is_shared) = match elements {
@@ -148,9 +148,13 @@ impl<B: SumOps> GradientReducer<B> {
             self.ledger.hold(Category::Buckets, bytes)
         });
         // This comes before the addition, which may cancel an overflow of the sum so far.
-        let peak = self.peak(count, peak, &sum);
-        let [sum, gradient] =
-            [sum, gradient].map(|part| in_type::<B>(part, self.policy.types.accumulation));
+        let (peak, count) = (self.peak(count, peak, &sum), count + 1);
+        let sum = in_type::<B>(sum, self.policy.types.accumulation);
+        if kept_at_once::<B>() > 0 {
+            let elements = NewElements::Terms { sum, term: gradient };
+            return Ok(NewSum { index, elements, peak, count });
+        }
+        let gradient = in_type::<B>(gradient, self.policy.types.accumulation);
         // An addition overwrites its left operand if the operand is not shared. A sum in a file
         // buffer is shared, so the gradient becomes the left operand. Addition is commutative, so
         // the result is the same.
@@ -158,7 +162,7 @@ impl<B: SumOps> GradientReducer<B> {
             true => B::float_add(gradient, sum),
             false => B::float_add(sum, gradient),
         };
-        Ok(NewSum { index, tensor, peak, count: count + 1 })
+        Ok(NewSum::whole(index, tensor, peak, count))
     }
 
     /// Adds a reduced flat gradient to the sum of earlier micro-batches. The new sum is kept with
@@ -207,22 +211,69 @@ impl<B: SumOps> GradientReducer<B> {
 }
 
 /// A sum of gradients that is not stored yet.
-pub(crate) struct NewSum<B: SumOps> {
+pub(crate) struct NewSum<B: SumOps, E = NewElements<B>> {
     /// The index of the parameter.
-    pub(crate) index: usize,
+    index: usize,
     /// The flat sum.
-    pub(crate) tensor: B::FloatTensorPrimitive,
+    elements: E,
     /// The largest magnitude so far, if the overflow check needs it.
-    pub(crate) peak: Option<B::FloatTensorPrimitive>,
+    peak: Option<B::FloatTensorPrimitive>,
     /// The number of micro-batches in the sum.
-    pub(crate) count: usize,
+    count: usize,
+}
+
+/// The elements of a sum that is not stored yet.
+pub(crate) enum NewElements<B: SumOps> {
+    /// The sum.
+    Whole(B::FloatTensorPrimitive),
+    /// A sum and what is added to it when it is stored, together with the terms of other sums.
+    Terms { sum: B::FloatTensorPrimitive, term: B::FloatTensorPrimitive },
 }
 
 impl<B: SumOps> NewSum<B> {
+    /// Returns a sum over `count` micro-batches. `peak` is the largest magnitude so far, if the
+    /// overflow check needs it.
+    pub(crate) fn whole(
+        index: usize,
+        sum: B::FloatTensorPrimitive,
+        peak: Option<B::FloatTensorPrimitive>,
+        count: usize,
+    ) -> Self {
+        Self { index, elements: NewElements::Whole(sum), peak, count }
+    }
+
     /// Returns the size of the elements.
     fn bytes(&self) -> usize {
-        self.tensor.shape().num_elements() * self.tensor.dtype().size()
+        let (NewElements::Whole(sum) | NewElements::Terms { sum, .. }) = &self.elements;
+        sum.shape().num_elements() * sum.dtype().size()
     }
+}
+
+/// Adds the terms of all sums.
+fn with_terms<B: SumOps>(
+    sums: Vec<NewSum<B>>,
+) -> impl Iterator<Item = NewSum<B, B::FloatTensorPrimitive>> {
+    // Moved out of the sums, so that they are added to in place.
+    let (mut earlier, mut terms) = (Vec::new(), Vec::new());
+    let mut divided: Vec<NewSum<B, _>> = Vec::with_capacity(sums.len());
+    for NewSum { index, elements, peak, count } in sums {
+        let elements = match elements {
+            NewElements::Whole(sum) => Some(sum),
+            NewElements::Terms { sum, term } => {
+                earlier.push(sum);
+                terms.push(term);
+                None
+            }
+        };
+        divided.push(NewSum { index, elements, peak, count });
+    }
+    let mut added = B::add_terms(earlier, terms).into_iter();
+    divided.into_iter().map(move |NewSum { index, elements, peak, count }| {
+        let Some(elements) = elements.or_else(|| added.next()) else {
+            unreachable!("every term was added to a sum")
+        };
+        NewSum { index, elements, peak, count }
+    })
 }
 
 /// A sum that is written to a parked array.

@@ -80,7 +80,7 @@ impl<B: SumOps> GradientReducer<B> {
         for (OwnSum { index, held, peak, count }, result) in sums.into_iter().zip(results) {
             // The ledger entry ends here, because the result replaces this sum.
             drop(held);
-            self.keep(vec![NewSum { index, tensor: result.into_flat(), peak, count }])?;
+            self.keep(vec![NewSum::whole(index, result.into_flat(), peak, count)])?;
         }
         Ok(())
     }

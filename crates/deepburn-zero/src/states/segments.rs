@@ -425,7 +425,7 @@ impl<B: OptimizerOps> ModelStates<B> {
                 float_from_host::<B>(TensorData::new(vec![peak], [1]), parameter.device())
             });
             let index = parameter.index();
-            let sum = NewSum { index, tensor: values, peak, count: micro_batches };
+            let sum = NewSum::whole(index, values, peak, micro_batches);
             self.reducer.borrow_mut().keep(vec![sum]).map_err(ZeroError::from)?;
         }
         Ok(())

@@ -69,6 +69,7 @@ use crate::offload::WriteBehind;
 use crate::parameter::Parameter;
 use crate::session;
 
+use accumulation::WaitingSums;
 use backward_watch::BackwardWatch;
 use deferred::DeferredGradients;
 use late::{LateGradients, LatePart};
@@ -98,7 +99,7 @@ pub(crate) struct GradientReducer<B: SumOps> {
     postponed: Postponed<B>,
     /// The gradient of each parameter, by index.
     gradients: Vec<GradientState<B>>,
-    sums: SumStore,
+    sums: SumStore<B>,
     /// Whether gradients are reduced during backward; false inside the engine's `no_sync`.
     synchronize: bool,
     /// Whether gradients are averaged over ranks. Otherwise each rank accumulates its own
@@ -132,9 +133,11 @@ struct Postponed<B: SumOps> {
 
 /// Where accumulated gradients are kept.
 #[derive(Debug)]
-struct SumStore {
+struct SumStore<B: SumOps> {
     /// The location of each accumulated gradient, by parameter index.
     homes: Vec<SumHome>,
+    /// The sums that are kept together.
+    waiting: WaitingSums<B>,
     /// The pending writes of parked sums.
     writes: WriteBehind,
 }
@@ -222,7 +225,11 @@ impl<B: SumOps> GradientReducer<B> {
             buckets: Buckets { capacity, filling: Vec::new(), in_flight: VecDeque::new() },
             postponed: Postponed::default(),
             gradients: homes.iter().map(|_| GradientState::Awaited).collect(),
-            sums: SumStore { homes, writes: WriteBehind::new(WRITES_BEHIND) },
+            sums: SumStore {
+                homes,
+                waiting: WaitingSums::default(),
+                writes: WriteBehind::new(WRITES_BEHIND),
+            },
             synchronize: true,
             mean: true,
             watch: BackwardWatch::default(),
@@ -384,13 +391,13 @@ impl<B: SumOps> GradientReducer<B> {
         self.drain()
     }
 
-    /// Reduces the bucket and waits for everything in flight.
+    /// Reduces the bucket, waits for everything in flight and keeps all sums.
     fn drain(&mut self) -> Result<(), CommError> {
         self.flush()?;
         while let Some(flight) = self.buckets.in_flight.pop_front() {
             self.land(flight)?;
         }
-        Ok(())
+        self.keep_waiting()
     }
 
     /// Returns true if all gradients so far are in the accumulated sums, so that a checkpoint can
@@ -398,7 +405,8 @@ impl<B: SumOps> GradientReducer<B> {
     pub(crate) fn is_settled(&self) -> bool {
         let Postponed { late, deferred } = &self.postponed;
         let is_postponed = !late.is_empty() || !deferred.is_empty();
-        !is_postponed && self.gradients.iter().all(GradientState::is_settled)
+        let is_pending = is_postponed || !self.sums.waiting.is_empty();
+        !is_pending && self.gradients.iter().all(GradientState::is_settled)
     }
 
     /// Drops all gradients: sums, local gradients, and what a failed backward pass left in the
@@ -409,6 +417,7 @@ impl<B: SumOps> GradientReducer<B> {
     pub(crate) fn clear(&mut self) {
         self.buckets.filling.clear();
         self.buckets.in_flight.clear();
+        self.sums.waiting = WaitingSums::default();
         self.postponed.late.clear();
         self.postponed.deferred.clear();
         self.gradients.iter_mut().for_each(|gradient| *gradient = GradientState::Awaited);
@@ -438,9 +447,7 @@ impl<B: SumOps> GradientReducer<B> {
             // The step averages over the ranks later. If the plan asks for a sum, the factor
             // compensates the division.
             let array = scale(array, Scaling::of_one_rank(&self.policy.reduction, ranks));
-            let mut sum = Vec::new();
-            self.accumulate(&mut sum, index, array.into_flat())?;
-            return self.keep(sum);
+            return self.accumulate(index, array.into_flat());
         }
         let mut gradient = self.collected(array.in_type(self.policy.types.communication));
         let numel = gradient.array.numel();
@@ -509,7 +516,6 @@ impl<B: SumOps> GradientReducer<B> {
         // The sent gradients are freed before the results are accumulated, which reduces peak
         // memory.
         indices.iter().for_each(|index| self.gradients[*index].finish_reduction());
-        let mut sums = Vec::new();
         for (index, mut result) in indices.into_iter().zip(results) {
             // The all-reduce returns whole gradients, of which only the shard is kept.
             if self.policy.shards && !self.policy.plan.reduce_scatter {
@@ -520,9 +526,9 @@ impl<B: SumOps> GradientReducer<B> {
             if self.scaling.after != 1.0 || !self.policy.types.widens() {
                 result = scale(result.in_type(self.policy.types.accumulation), self.scaling.after);
             }
-            self.accumulate(&mut sums, index, result.into_flat())?;
+            self.accumulate(index, result.into_flat())?;
         }
-        self.keep(sums)
+        Ok(())
     }
 
     /// Copies this rank's shard out of a whole gradient. It is used with `reduce_scatter: false`,

@@ -165,24 +165,40 @@ impl<B: SumOps> GradientReducer<B> {
         Ok(NewSum::whole(index, tensor, peak, count))
     }
 
-    /// Adds a reduced flat gradient to the sum of earlier micro-batches. The new sum is kept with
-    /// the others of `batch`, which the caller keeps in the end.
+    /// Adds a reduced flat gradient to the sum of earlier micro-batches. On a device, the new sum
+    /// waits for others, with which it is kept at the end of the pass or once they are large.
     ///
     /// # Errors
     /// Returns an error if a parked sum cannot be read or written.
     pub(super) fn accumulate(
         &mut self,
-        batch: &mut Vec<NewSum<B>>,
         index: usize,
         gradient: B::FloatTensorPrimitive,
     ) -> Result<(), CommError> {
-        // A bucket may have several gradients of a parameter.
-        if batch.iter().any(|sum| sum.index == index) {
-            self.keep(std::mem::take(batch))?;
+        // A pass may have several gradients of a parameter.
+        if self.sums.waiting.sums.iter().any(|sum| sum.index == index) {
+            self.keep_waiting()?;
         }
-        batch.push(self.added(index, gradient)?);
-        let bytes: usize = batch.iter().map(NewSum::bytes).sum();
-        if bytes >= kept_at_once::<B>() { self.keep(std::mem::take(batch)) } else { Ok(()) }
+        let sum = self.added(index, gradient)?;
+        let limit = kept_at_once::<B>();
+        if limit == 0 {
+            return self.keep(vec![sum]);
+        }
+        let waiting = &mut self.sums.waiting;
+        waiting.sums.push(sum);
+        let bytes: usize = waiting.sums.iter().map(NewSum::bytes).sum();
+        waiting.lease = Some(self.ledger.hold(Category::Buckets, bytes));
+        if bytes < limit { Ok(()) } else { self.keep_waiting() }
+    }
+
+    /// Keeps the sums that wait for others.
+    ///
+    /// # Errors
+    /// Returns an error if a parked sum cannot be written.
+    pub(super) fn keep_waiting(&mut self) -> Result<(), CommError> {
+        let WaitingSums { sums, lease } = std::mem::take(&mut self.sums.waiting);
+        drop(lease);
+        self.keep(sums)
     }
 
     /// Returns the largest magnitude of `sum`, of `count` micro-batches, and of earlier sums,
@@ -210,7 +226,30 @@ impl<B: SumOps> GradientReducer<B> {
     }
 }
 
+/// Sums that are kept together, so that a device is waited for once.
+#[derive(Debug)]
+pub(super) struct WaitingSums<B: SumOps> {
+    /// The sums, of different parameters.
+    sums: Vec<NewSum<B>>,
+    /// Counts their elements.
+    lease: Option<Lease>,
+}
+
+impl<B: SumOps> WaitingSums<B> {
+    /// Returns true if no sum waits.
+    pub(super) fn is_empty(&self) -> bool {
+        self.sums.is_empty()
+    }
+}
+
+impl<B: SumOps> Default for WaitingSums<B> {
+    fn default() -> Self {
+        Self { sums: Vec::new(), lease: None }
+    }
+}
+
 /// A sum of gradients that is not stored yet.
+#[derive(Debug)]
 pub(crate) struct NewSum<B: SumOps, E = NewElements<B>> {
     /// The index of the parameter.
     index: usize,
@@ -223,6 +262,7 @@ pub(crate) struct NewSum<B: SumOps, E = NewElements<B>> {
 }
 
 /// The elements of a sum that is not stored yet.
+#[derive(Debug)]
 pub(crate) enum NewElements<B: SumOps> {
     /// The sum.
     Whole(B::FloatTensorPrimitive),
@@ -286,8 +326,8 @@ struct ToPark<B: SumOps> {
     lease: Option<Arc<Lease>>,
 }
 
-/// Returns the bytes of sums that are kept together, so that a device is waited for once. In host
-/// memory, each is kept alone, which takes less memory.
+/// Returns the bytes of sums that are kept together. In host memory, each is kept alone, which takes
+/// less memory.
 fn kept_at_once<B: SumOps>() -> usize {
     if is_in_host_memory::<B>() || is_without_data::<B>() { 0 } else { 16 << 20 }
 }

@@ -99,7 +99,7 @@ fn waits_of_offloaded_steps_do_not_grow_with_the_parameters() {
     println!("optimizer on the host: {two} waits with two layers, {three} with three");
     assert!(two == three && two <= WAITS, "{two} and {three} waits");
     let activations = |layers| {
-        let policy = json!({"policy": "full", "cpu_checkpointing": true});
+        let policy = json!({"policy": "full", "cpu_checkpointing": true, "offload_threshold": 1});
         let parked = job("gpt2", gpt2(layers, 0.0));
         parked.with("deepspeed.activation_checkpointing", policy)
     };

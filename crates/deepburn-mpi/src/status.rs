@@ -40,7 +40,7 @@ struct LockedStatus {
     wait: Option<Wait>,
     /// The last collective in which the communication thread waited.
     last_call: Option<Call>,
-    /// The ranks for which it waited last.
+    /// The ranks for which it waited in its last wait.
     last_absent: Vec<Absence>,
 }
 
@@ -74,7 +74,10 @@ impl RunStatus {
 
     /// Records that the rank's own code is running, or has ended.
     pub(crate) fn set_running(&self, running: bool) {
-        self.lock().running = running;
+        let mut state = self.lock();
+        state.running = running;
+        // A wait of an earlier run says nothing about this one.
+        state.last_absent.clear();
     }
 
     /// Returns true if the rank's own code is running.
@@ -99,9 +102,7 @@ impl RunStatus {
             if let Some(call) = call {
                 state.last_call = Some(call.clone());
             }
-            if !absent.is_empty() {
-                state.last_absent.clone_from(absent);
-            }
+            state.last_absent.clone_from(absent);
         }
         state.wait = wait;
     }
@@ -122,23 +123,26 @@ impl RunStatus {
     ///
     /// This does not use the communication thread, because an Open MPI call on a broken connection
     /// may block that thread for seconds. If it is blocked between two collectives, it has not
-    /// noted the new wait, and the ranks of the last one are named. The ranks can no longer agree
+    /// noted the new wait, and it reports the ranks of the last one. The ranks can no longer agree
     /// on one reporter, so every rank that waits for all other ranks reports the failure.
     pub(crate) fn terminate(&self, rank: usize, own: Option<Wait>) -> Option<CommError> {
-        let wait = {
+        let (wait, is_noted) = {
             let mut state = self.lock();
             if !state.terminated.as_ref()?.load(Ordering::Relaxed) {
                 return None;
             }
             let noted = own.or_else(|| state.wait.clone());
+            let is_noted = noted.is_some();
             let last = || Wait { call: None, absent: state.last_absent.clone() };
             let wait = Some(noted.unwrap_or_else(last)).filter(|it| !it.absent.is_empty())?;
             // Nobody has to be informed: the launcher ends the other ranks too.
             state.announced = true;
-            wait
+            (wait, is_noted)
         };
         let is_absent = |rank: &usize| wait.absent.iter().any(|absence| absence.rank == *rank);
-        let reporter = (0..rank).find(|other| !is_absent(other)).unwrap_or(rank);
+        // The ranks of the last wait need not be absent now, so nothing is left to them.
+        let others = if is_noted { 0..rank } else { 0..0 };
+        let reporter = others.into_iter().find(|other| !is_absent(other)).unwrap_or(rank);
         let Wait { call, absent } = wait;
         self.fail(reporter, CommError::Terminated { rank, call: call.map(Box::new), absent });
         self.cause()
@@ -216,10 +220,10 @@ mod tests {
         let absent = vec![Absence { rank: 2, host: Some("other".to_owned()), last: None }];
         status.set_wait(Some(Wait { call: None, absent: absent.clone() }));
         status.set_wait(None);
-        assert_eq!(status.terminate(0, None), None, "nothing ends the process");
+        assert_eq!(status.terminate(1, None), None, "nothing ends the process");
         terminated.store(true, Ordering::Relaxed);
-        let cause = CommError::Terminated { rank: 0, call: None, absent };
-        assert_eq!(status.terminate(0, None), Some(cause));
-        assert!(status.is_reporter(0));
+        let cause = CommError::Terminated { rank: 1, call: None, absent };
+        assert_eq!(status.terminate(1, None), Some(cause));
+        assert!(status.is_reporter(1), "rank 0 may be the one that has died");
     }
 }

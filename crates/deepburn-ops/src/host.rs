@@ -2,9 +2,11 @@
 //!
 //! If the device of a backend is the host, neither direction copies, unless the tensor is shared.
 
+use std::collections::VecDeque;
+
 use burn_backend::ops::TransactionPrimitive;
 use burn_backend::{
-    AllocationProperty, Backend, Shape, Slice, TensorData, TensorMetadata, read_sync,
+    AllocationProperty, Backend, DType, Shape, Slice, TensorData, TensorMetadata, read_sync,
 };
 use bytes::Bytes;
 
@@ -36,20 +38,38 @@ const READ_BYTES: usize = 16 << 20;
 /// # Panics
 /// Panics if the device fails.
 pub fn read_float<B: Backend>(tensor: B::FloatTensorPrimitive) -> TensorData {
-    let (shape, dtype) = (tensor.shape(), tensor.dtype());
+    read_together::<B>(vec![tensor]).remove(0)
+}
+
+/// Returns the data of tensors. Waits for the device once for each 16 MiB of all of them.
+fn read_together<B: Backend>(tensors: Vec<B::FloatTensorPrimitive>) -> Vec<TensorData> {
     // Without CubeCL, pieces would only be copied once more.
-    let is_small = shape.num_elements() * dtype.size() <= COPY_BYTES;
-    if !cfg!(feature = "cube") || is_in_host_memory::<B>() || is_small {
-        return read_at_once::<B>(vec![tensor]).remove(0);
+    if !cfg!(feature = "cube") || is_in_host_memory::<B>() {
+        return tensors.into_iter().flat_map(|tensor| read_at_once::<B>(vec![tensor])).collect();
     }
-    // The elements are copied as integers of their size, so that the memory is aligned for them.
-    let bytes = match dtype.size() {
-        2 => read_in_pieces::<B, u16>(tensor),
-        4 => read_in_pieces::<B, u32>(tensor),
-        8 => read_in_pieces::<B, u64>(tensor),
-        _ => return read_at_once::<B>(vec![tensor]).remove(0),
-    };
-    TensorData::from_bytes(bytes, shape, dtype)
+    let forms: Vec<_> = tensors.iter().map(|tensor| (tensor.shape(), tensor.dtype())).collect();
+    let tensors = tensors.into_iter().enumerate();
+    let mut waiting: VecDeque<_> = tensors
+        .flat_map(|(index, it)| pieces::<B>(it).into_iter().map(move |it| (index, it)))
+        .collect();
+    let mut data: Vec<Vec<TensorData>> = forms.iter().map(|_| Vec::new()).collect();
+    while !waiting.is_empty() {
+        let mut bytes = 0;
+        let mut fits = |(_, piece): &(usize, B::FloatTensorPrimitive)| {
+            bytes += bytes_of::<B>(piece);
+            bytes <= READ_BYTES
+        };
+        // A piece fits alone.
+        let count = waiting.iter().take_while(|piece| fits(piece)).count();
+        let (indices, batch): (Vec<_>, Vec<_>) = waiting.drain(..count.max(1)).unzip();
+        for (index, piece) in indices.into_iter().zip(read_at_once::<B>(batch)) {
+            data[index].push(piece);
+        }
+    }
+    data.into_iter()
+        .zip(forms)
+        .map(|(pieces, (shape, dtype))| joined(pieces, shape, dtype))
+        .collect()
 }
 
 /// Reads tensors, and waits for their copies once.
@@ -61,25 +81,47 @@ fn read_at_once<B: Backend>(tensors: Vec<B::FloatTensorPrimitive>) -> Vec<Tensor
     }
 }
 
-/// Reads a tensor whose elements have the size of `E` in pieces of [`COPY_BYTES`].
-fn read_in_pieces<B: Backend, E: bytemuck::Pod + Send + Sync>(
-    tensor: B::FloatTensorPrimitive,
-) -> burn_backend::Bytes {
-    let (len, piece_len) = (tensor.shape().num_elements(), COPY_BYTES / size_of::<E>());
+/// Returns the pieces of a tensor of more than [`COPY_BYTES`] in flat order, or the tensor itself.
+fn pieces<B: Backend>(tensor: B::FloatTensorPrimitive) -> Vec<B::FloatTensorPrimitive> {
+    let (len, at_once) = (tensor.shape().num_elements(), COPY_BYTES / tensor.dtype().size());
+    if len <= at_once {
+        return vec![tensor];
+    }
     let flat = B::float_reshape(tensor, Shape::from(vec![len]));
-    let mut elements = vec![E::zeroed(); len];
-    let read_len = READ_BYTES / size_of::<E>();
-    for (start, elements) in (0..).step_by(read_len).zip(elements.chunks_mut(read_len)) {
-        let end = start + elements.len();
-        let starts = (start..end).step_by(piece_len);
-        let piece = |start: usize| Slice::from(start..end.min(start + piece_len));
-        let pieces = starts.map(|start| B::float_slice(flat.clone(), &[piece(start)]));
-        let pieces = read_at_once::<B>(pieces.collect());
-        for (elements, piece) in elements.chunks_mut(piece_len).zip(pieces) {
-            bytemuck::cast_slice_mut::<E, u8>(elements).copy_from_slice(&piece.bytes);
-        }
+    let piece = |start: usize| Slice::from(start..len.min(start + at_once));
+    (0..len).step_by(at_once).map(|start| B::float_slice(flat.clone(), &[piece(start)])).collect()
+}
+
+/// Returns the data of a tensor from the data of its pieces.
+fn joined(mut pieces: Vec<TensorData>, shape: Shape, dtype: DType) -> TensorData {
+    if pieces.len() == 1 {
+        return pieces.remove(0);
+    }
+    // The elements are copied as integers of their size, so that the memory is aligned for them.
+    let bytes = match dtype.size() {
+        2 => joined_as::<u16>(&pieces),
+        4 => joined_as::<u32>(&pieces),
+        _ => joined_as::<u64>(&pieces),
+    };
+    TensorData::from_bytes(bytes, shape, dtype)
+}
+
+/// Returns the elements of all pieces, which have the size of `E`.
+fn joined_as<E: bytemuck::Pod + Send + Sync>(pieces: &[TensorData]) -> burn_backend::Bytes {
+    let len: usize = pieces.iter().map(|piece| piece.bytes.len()).sum();
+    let mut elements = vec![E::zeroed(); len / size_of::<E>()];
+    let mut rest: &mut [u8] = bytemuck::cast_slice_mut(&mut elements);
+    for piece in pieces {
+        let (start, end) = rest.split_at_mut(piece.bytes.len());
+        start.copy_from_slice(&piece.bytes);
+        rest = end;
     }
     burn_backend::Bytes::from_elems(elements)
+}
+
+/// Returns the size of the elements of a tensor.
+fn bytes_of<B: Backend>(tensor: &B::FloatTensorPrimitive) -> usize {
+    tensor.shape().num_elements() * tensor.dtype().size()
 }
 
 /// Returns the data of `tensor` in its own type, for reading. Waits for the device.
@@ -128,27 +170,22 @@ pub fn each_float_bytes<B: Backend, E>(
     tensors: impl IntoIterator<Item = B::FloatTensorPrimitive>,
     mut each: impl FnMut(Bytes) -> Result<(), E>,
 ) -> Result<(), E> {
-    let bytes_of =
-        |tensor: &B::FloatTensorPrimitive| tensor.shape().num_elements() * tensor.dtype().size();
     let mut tensors = tensors.into_iter().peekable();
     while let Some(first) = tensors.next() {
         if is_without_data::<B>() {
             each(Bytes::new())?;
             continue;
         }
-        let mut bytes = bytes_of(&first);
-        if is_in_host_memory::<B>() || bytes > COPY_BYTES {
+        if is_in_host_memory::<B>() {
             each(float_bytes::<B>(first))?;
             continue;
         }
-        let mut small = vec![first];
-        while let Some(next) = tensors
-            .next_if(|next| bytes_of(next) <= COPY_BYTES && bytes + bytes_of(next) <= READ_BYTES)
-        {
-            bytes += bytes_of(&next);
-            small.push(next);
+        let (mut bytes, mut batch) = (bytes_of::<B>(&first), vec![first]);
+        while let Some(next) = tensors.next_if(|it| bytes + bytes_of::<B>(it) <= READ_BYTES) {
+            bytes += bytes_of::<B>(&next);
+            batch.push(next);
         }
-        let data = read_at_once::<B>(small).into_iter();
+        let data = read_together::<B>(batch).into_iter();
         data.map(|data| Bytes::from_owner(HostBytes(data))).try_for_each(&mut each)?;
     }
     Ok(())

@@ -46,6 +46,10 @@ const UPDATE: &str = "update NVIDIA's driver and CUDA";
 const LESS_MEMORY: &str = "lower train_micro_batch_size_per_gpu, enable activation checkpointing, offload optimizer states, raise \
      the ZeRO stage, or use more devices";
 
+/// What to do if compiled kernels cannot be kept or read.
+const CLEAR_KERNELS: &str = "remove the folder deepburn/kernels in XDG_CACHE_HOME or ~/.cache, or set \
+     DEEPBURN_KERNEL_CACHE=off";
+
 /// What to do if a kernel does not compile.
 const REPORT: &str = "use CUDA 13.0, and report the error";
 
@@ -90,6 +94,12 @@ impl DeviceFault {
         }
         if let Some(function) = text_between(text, "Missing symbol ", ":") {
             return fault(format!("CUDA has no function {function}, so it is too old"), UPDATE);
+        }
+        if text.contains("Failed to write to chunk") {
+            return fault("a compiled kernel could not be written".into(), CLEAR_KERNELS);
+        }
+        if text.contains("Can't open chunk in table of contents") {
+            return fault("the folder of compiled kernels is damaged".into(), CLEAR_KERNELS);
         }
         if text.contains("[Compilation Error]") {
             let error = text.lines().find(|line| line.contains("error:")).unwrap_or_default();

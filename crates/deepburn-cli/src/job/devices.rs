@@ -138,7 +138,9 @@ pub(crate) fn cuda_devices() -> VisibleDevices<burn_cuda::CudaDevice> {
     use crate::job::kernel_cache::keep_kernels;
 
     // Both panic if the CUDA driver library lacks a function, and counting if there is none.
-    caught(keep_kernels);
+    for panic in caught(keep_kernels).panics {
+        tracing::debug!("compiled kernels are not kept: {panic}");
+    }
     let counted = caught(|| cubecl::cuda::CudaRuntime::enumerate_devices(0, &()).len());
     let count = counted.result.unwrap_or(0);
     VisibleDevices {

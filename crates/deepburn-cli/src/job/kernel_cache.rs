@@ -16,6 +16,7 @@
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::{Duration, SystemTime};
@@ -37,6 +38,9 @@ const LOCK: &str = "lock";
 
 /// The largest number of processes with a folder: more than a host has GPUs.
 const MOST_PROCESSES: usize = 64;
+
+/// The free bytes that a folder needs. CubeCL ends the run if it cannot write a kernel.
+const FREE: u64 = 1 << 30;
 
 /// The time after which a folder that is not used is removed.
 const KEPT: Duration = Duration::from_secs(30 * 24 * 3600);
@@ -65,10 +69,16 @@ fn claim_folder() -> Result<Option<File>, String> {
     if is_off || config.compilation.cache.is_some() {
         return Ok(None);
     }
+    let described = |error: io::Error| error.to_string();
     let root = user_cache_folder().ok_or("there is no home folder")?.join("kernels");
+    fs::create_dir_all(&root).map_err(described)?;
+    let free = fs4::available_space(&root).map_err(described)?;
+    if free < FREE {
+        return Err(format!("{} has {free} free bytes, and {FREE} are needed", root.display()));
+    }
     let mut key = Sha256::new();
     key.update(platform()?);
-    let described = |error: io::Error| error.to_string();
+    key.update(headers());
     io::copy(&mut own_program().map_err(described)?, &mut key).map_err(described)?;
     let digits =
         key.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect::<String>();
@@ -114,6 +124,19 @@ fn platform() -> Result<String, String> {
     }
 }
 
+/// Describes the headers with which kernels are compiled: their folder, and the size and time of
+/// one that changes with every version.
+fn headers() -> String {
+    let folder = std::env::var("CUDA_PATH").ok();
+    let others = ["/usr/local/cuda", "/opt/cuda", "/usr"].map(str::to_owned);
+    let header = |folder: String| {
+        let path = Path::new(&folder).join("include/cuda_runtime.h");
+        let file = fs::metadata(path).ok()?;
+        Some(format!("{folder} {} {:?}", file.len(), file.modified().ok()))
+    };
+    folder.into_iter().chain(others).find_map(header).unwrap_or_default()
+}
+
 /// Returns the compute capabilities and names of the visible devices.
 fn kinds_of_devices() -> Result<BTreeSet<(i32, i32, String)>, DriverError> {
     init()?;
@@ -136,15 +159,24 @@ fn claim(folder: &Path) -> io::Result<(PathBuf, File)> {
         let lock =
             File::options().create(true).truncate(false).write(true).open(folder.join(LOCK))?;
         match lock.try_lock() {
-            Ok(()) => {
+            // Another process may have removed the folder since the file was opened.
+            Ok(()) if is_at(&lock, &folder.join(LOCK)) => {
                 lock.set_modified(SystemTime::now())?;
                 return Ok((folder, lock));
             }
+            Ok(()) => {}
             Err(fs::TryLockError::WouldBlock) => {}
             Err(fs::TryLockError::Error(error)) => return Err(error),
         }
     }
     Err(io::Error::other(format!("{MOST_PROCESSES} processes use {}", folder.display())))
+}
+
+/// Returns whether a path leads to an open file.
+fn is_at(file: &File, path: &Path) -> bool {
+    let identity = |metadata: fs::Metadata| (metadata.dev(), metadata.ino());
+    let [open, there] = [file.metadata(), fs::metadata(path)].map(|it| it.map(identity));
+    matches!((open, there), (Ok(open), Ok(there)) if open == there)
 }
 
 /// Removes the folders that no process has used for a long time. What cannot be removed stays.

@@ -195,9 +195,18 @@ impl ColumnRange {
 }
 
 /// Returns the number of elements that a unit takes: 4 if all of `numbers` can be divided by 4, so
-/// that it reads and writes 8 or 16 bytes at a time.
-fn elements_at_once(numbers: impl IntoIterator<Item = usize>) -> usize {
-    if numbers.into_iter().all(|number| number.is_multiple_of(4)) { 4 } else { 1 }
+/// that it reads and writes 8 or 16 bytes at a time. Buffers must start at such a vector, and an
+/// empty one has memory for one element only.
+fn elements_at_once<'a>(
+    numbers: impl IntoIterator<Item = usize>,
+    buffers: impl IntoIterator<Item = &'a DeviceBuffer>,
+) -> usize {
+    let is_in_vectors = |buffer: &DeviceBuffer| {
+        !buffer.is_empty() && buffer.offset().is_multiple_of(4 * buffer.dtype().size() as u64)
+    };
+    let fits = numbers.into_iter().all(|number| number.is_multiple_of(4))
+        && buffers.into_iter().all(is_in_vectors);
+    if fits { 4 } else { 1 }
 }
 
 /// Returns a new buffer of `len` elements: the parts one after the other, then zeros.
@@ -264,7 +273,7 @@ pub fn copy_of_columns<R: Runtime>(
     if copy.is_empty() {
         return copy;
     }
-    let at_once = elements_at_once([columns.pitch, columns.start, columns.width]);
+    let at_once = elements_at_once([columns.pitch, columns.start, columns.width], [whole]);
     let ColumnRange { pitch, start, width, .. } = columns.in_vectors(at_once);
     let len = copy.len() / at_once;
     let (cubes, dim) = cubes(client, len);
@@ -317,7 +326,7 @@ fn join<R: Runtime>(
     columns.check(joined);
     let ColumnRange { rows, pitch, start, width } = columns;
     let widths = parts.iter().map(|part| part.len() / rows);
-    let at_once = elements_at_once(widths.clone().chain([pitch, start, width]));
+    let at_once = elements_at_once(widths.clone().chain([pitch, start, width]), parts);
     let len = columns.len() / at_once;
     let (cubes, dim) = cubes(client, len);
     // SAFETY: every unit checks that its elements exist, and the columns are in the buffer.

@@ -11,6 +11,7 @@ use burn_backend::{DType, IntDType, Shape, Slice, TensorMetadata};
 use burn_cubecl::kernel::into_contiguous;
 use burn_cubecl::tensor::CubeTensor;
 use burn_cubecl::{BoolElement, CubeBackend, CubeRuntime, FloatElement, IntElement};
+use burn_std::tensor::{ReshapeAction, reshape_action};
 use deepburn_kernels::cube::{self, AddedRows, ColumnRange};
 
 use super::array::{
@@ -78,16 +79,18 @@ where
         sums
     }
 
-    /// Copies rows with padding between them by a kernel, if the shape has other rows.
-    /// burn-cubecl's copy uploads its shapes.
+    /// Returns a view if the layout has one, and otherwise copies rows with padding between them by
+    /// a kernel. burn-cubecl's copy uploads its shapes; it is only used for other layouts.
     fn reshape(tensor: FloatTensor<Self>, shape: Shape) -> FloatTensor<Self> {
-        let keeps_rows = tensor.shape().last() == shape.last();
-        Self::float_reshape(if keeps_rows { tensor } else { without_padding(tensor) }, shape)
+        let action = reshape_action(tensor.meta.shape(), tensor.meta.strides(), &shape);
+        let is_view = !matches!(action, ReshapeAction::Recompute);
+        Self::float_reshape(if is_view { tensor } else { without_padding(tensor) }, shape)
     }
 
     /// Returns a view if it starts and ends at multiples of the device's alignment, and a copy
     /// otherwise. burn-cubecl's copy uploads its shapes, and the host waits for uploads after a
-    /// number of them; it is only used for a slice along several axes, or with steps.
+    /// number of them; it is only used for a slice along several axes, with steps, or of a tensor
+    /// that is not contiguous.
     fn slice(tensor: FloatTensor<Self>, slices: &[Slice]) -> FloatTensor<Self> {
         let cut = copied_columns(&tensor, slices).filter(|_| are_supported([&tensor]));
         let Some((columns, shape)) = cut else { return Self::float_slice(tensor, slices) };

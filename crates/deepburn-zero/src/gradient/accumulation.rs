@@ -180,13 +180,28 @@ impl<B: SumOps> GradientReducer<B> {
             self.keep_waiting()?;
         }
         let sum = self.added(index, gradient)?;
+        self.keep_with_others(sum)
+    }
+
+    /// Keeps a sum, or lets it wait for others until [`keep_waiting`](Self::keep_waiting). No sum
+    /// of the parameter waits already.
+    ///
+    /// # Errors
+    /// Returns an error if a parked sum cannot be written.
+    pub(super) fn keep_with_others(&mut self, sum: NewSum<B>) -> Result<(), CommError> {
         let limit = kept_at_once::<B>();
-        if limit == 0 {
+        let is_kept_alone = matches!(
+            (&self.sums.homes[sum.index], &sum.elements),
+            (SumHome::Device, NewElements::Whole(_))
+        );
+        if limit == 0 || is_kept_alone {
             return self.keep(vec![sum]);
         }
         let waiting = &mut self.sums.waiting;
         waiting.sums.push(sum);
         let bytes: usize = waiting.sums.iter().map(NewSum::bytes).sum();
+        // The old entry ends before the new one begins.
+        waiting.lease = None;
         waiting.lease = Some(self.ledger.hold(Category::Buckets, bytes));
         if bytes < limit { Ok(()) } else { self.keep_waiting() }
     }
@@ -284,8 +299,13 @@ impl<B: SumOps> NewSum<B> {
 
     /// Returns the size of the elements.
     fn bytes(&self) -> usize {
-        let (NewElements::Whole(sum) | NewElements::Terms { sum, .. }) = &self.elements;
-        sum.shape().num_elements() * sum.dtype().size()
+        let size = |tensor: &B::FloatTensorPrimitive| {
+            tensor.shape().num_elements() * tensor.dtype().size()
+        };
+        match &self.elements {
+            NewElements::Whole(sum) => size(sum),
+            NewElements::Terms { sum, term } => size(sum) + size(term),
+        }
     }
 }
 
@@ -326,8 +346,8 @@ struct ToPark<B: SumOps> {
     lease: Option<Arc<Lease>>,
 }
 
-/// Returns the bytes of sums that are kept together. In host memory, each is kept alone, which takes
-/// less memory.
+/// Returns the bytes of sums, and of what is added to them, after which they are kept together. In
+/// host memory, each is kept alone, which takes less memory.
 fn kept_at_once<B: SumOps>() -> usize {
     if is_in_host_memory::<B>() || is_without_data::<B>() { 0 } else { 16 << 20 }
 }

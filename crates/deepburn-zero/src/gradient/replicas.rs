@@ -80,9 +80,9 @@ impl<B: SumOps> GradientReducer<B> {
         for (OwnSum { index, held, peak, count }, result) in sums.into_iter().zip(results) {
             // The ledger entry ends here, because the result replaces this sum.
             drop(held);
-            self.keep(vec![NewSum::whole(index, result.into_flat(), peak, count)])?;
+            self.keep_with_others(NewSum::whole(index, result.into_flat(), peak, count))?;
         }
-        Ok(())
+        self.keep_waiting()
     }
 
     /// Returns the properties of a sum and its elements on the device.

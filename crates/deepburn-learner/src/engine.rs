@@ -373,7 +373,9 @@ impl<B: OptimizerOps, M: AutodiffModule<Training<B>>> Engine<B, M> {
         self.check_group()?;
         check_elements(&loss)?;
         if !self.states.has_open_pass() {
-            let (call, when) = ("backward", "without a forward pass through `Engine::forward`");
+            let when = "without a forward pass through `Engine::forward` since the last one (call \
+                        backward for each loss before the next forward)";
+            let call = "backward";
             return Err(EngineError::Order { call, when });
         }
         // The pass stays open, so that the caller can call `backward` again with the correct loss.

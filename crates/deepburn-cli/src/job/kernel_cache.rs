@@ -28,7 +28,7 @@ use cudarc::driver::sys::{CUdevice_attribute_enum as Attribute, cuDriverGetVersi
 use cudarc::nvrtc::sys::nvrtcVersion;
 use deepburn_datasets::user_cache_folder;
 use sha2::{Digest, Sha256};
-use tracing::debug;
+use tracing::{debug, warn};
 
 /// The variable that turns the cache off.
 const SWITCH: &str = "DEEPBURN_KERNEL_CACHE";
@@ -65,8 +65,14 @@ pub(crate) fn keep_kernels() {
 /// chosen.
 fn claim_folder() -> Result<Option<File>, String> {
     let mut config = CubeClRuntimeConfig::from_current_dir().override_from_env();
-    let is_off = std::env::var_os(SWITCH).is_some_and(|value| value == "off");
-    if is_off || config.compilation.cache.is_some() {
+    match std::env::var_os(SWITCH) {
+        Some(value) if value == "off" => return Ok(None),
+        Some(value) if value != "on" => {
+            warn!("{SWITCH}={}: only \"off\" and \"on\" have a meaning", value.display());
+        }
+        _ => {}
+    }
+    if config.compilation.cache.is_some() {
         return Ok(None);
     }
     let described = |error: io::Error| error.to_string();

@@ -47,7 +47,7 @@ const LESS_MEMORY: &str = "lower train_micro_batch_size_per_gpu, enable activati
      the ZeRO stage, or use more devices";
 
 /// What to do if compiled kernels cannot be kept or read.
-const CLEAR_KERNELS: &str = "remove the folder deepburn/kernels in XDG_CACHE_HOME or ~/.cache, or set \
+const CLEAR_KERNELS: &str = "free space, remove the folder deepburn/kernels in XDG_CACHE_HOME or ~/.cache, or set \
      DEEPBURN_KERNEL_CACHE=off";
 
 /// What to do if a kernel does not compile.
@@ -96,7 +96,8 @@ impl DeviceFault {
             return fault(format!("CUDA has no function {function}, so it is too old"), UPDATE);
         }
         if text.contains("Failed to write to chunk") {
-            return fault("a compiled kernel could not be written".into(), CLEAR_KERNELS);
+            let cause = "a compiled kernel could not be written, as on a full disk";
+            return fault(cause.into(), CLEAR_KERNELS);
         }
         if text.contains("Can't open chunk in table of contents") {
             return fault("the folder of compiled kernels is damaged".into(), CLEAR_KERNELS);

@@ -137,15 +137,14 @@ pub(crate) fn cuda_devices() -> VisibleDevices<burn_cuda::CudaDevice> {
     use crate::job::device_panics::caught;
     use crate::job::kernel_cache::keep_kernels;
 
-    // Both panic if the CUDA driver library lacks a function, and counting if there is none.
-    for panic in caught(keep_kernels).panics {
-        tracing::debug!("compiled kernels are not kept: {panic}");
-    }
+    // Both panic if the CUDA driver library lacks a function, the first one if a `cubecl.toml`
+    // cannot be read, and the second one if there is no library.
+    let kept = caught(keep_kernels);
     let counted = caught(|| cubecl::cuda::CudaRuntime::enumerate_devices(0, &()).len());
-    let count = counted.result.unwrap_or(0);
+    let count = kept.result.and(counted.result).unwrap_or(0);
     VisibleDevices {
         devices: (0..count).map(|index| burn_cuda::CudaDevice { index }).collect(),
-        failure: counted.panics.into_iter().next(),
+        failure: kept.panics.into_iter().chain(counted.panics).next(),
     }
 }
 

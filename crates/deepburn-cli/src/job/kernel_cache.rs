@@ -167,6 +167,7 @@ fn claim(folder: &Path) -> io::Result<(PathBuf, File)> {
         match lock.try_lock() {
             // Another process may have removed the folder since the file was opened.
             Ok(()) if is_at(&lock, &folder.join(LOCK)) => {
+                check_files(&folder)?;
                 lock.set_modified(SystemTime::now())?;
                 return Ok((folder, lock));
             }
@@ -176,6 +177,21 @@ fn claim(folder: &Path) -> io::Result<(PathBuf, File)> {
         }
     }
     Err(io::Error::other(format!("{MOST_PROCESSES} processes use {}", folder.display())))
+}
+
+/// Checks that CubeCL can read and write its files, because it ends the run if it cannot.
+fn check_files(folder: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        // The table of contents and the kernels, whatever is in their place.
+        let is_of_cubecl = path.extension().is_some_and(|kind| kind == "log" || kind == "cbor");
+        if is_of_cubecl {
+            drop(File::options().read(true).append(true).open(path)?);
+        } else if path.is_dir() {
+            check_files(&path)?;
+        }
+    }
+    Ok(())
 }
 
 /// Returns whether a path leads to an open file.
@@ -216,6 +232,15 @@ mod tests {
         assert_eq!([first.clone(), second], ["0", "1"].map(|name| root.path().join(name)));
         drop(lock);
         assert_eq!(claim(root.path()).unwrap().0, first);
+    }
+
+    #[test]
+    fn a_folder_whose_files_cannot_be_written_is_not_used() {
+        let root = tempfile::tempdir().unwrap();
+        let (folder, lock) = claim(root.path()).unwrap();
+        drop(lock);
+        fs::create_dir_all(folder.join("cuda/0.10.0/ptx/chunk0.cbor")).unwrap();
+        assert!(claim(root.path()).is_err(), "a folder in the place of a file");
     }
 
     #[test]

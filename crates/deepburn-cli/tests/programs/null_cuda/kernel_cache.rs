@@ -49,3 +49,12 @@ fn the_cache_can_be_turned_off_and_the_users_has_precedence() {
     assert!(!files(&folder).is_empty());
     assert!(!cuda.folder.path().join("deepburn/kernels").exists());
 }
+
+#[test]
+fn settings_that_cannot_be_read_are_refused() {
+    let Some(cuda) = NullCuda::find() else { return };
+    let job = job("gpt2", gpt2(1, 0.0));
+    fs::write(job.folder().join("cubecl.toml"), "[compilation\ncache = garbage").unwrap();
+    let output = cuda.command(&job).output().unwrap();
+    crate::program::Ending::of(output).failed(2, &["\"cuda\" sees no device: "]);
+}

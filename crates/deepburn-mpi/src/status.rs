@@ -40,7 +40,7 @@ struct LockedStatus {
     wait: Option<Wait>,
     /// The last collective in which the communication thread waited.
     last_call: Option<Call>,
-    /// The ranks for which it waited in its last wait.
+    /// The ranks for which it waited last. A wait may begin with all of them there.
     last_absent: Vec<Absence>,
 }
 
@@ -102,7 +102,9 @@ impl RunStatus {
             if let Some(call) = call {
                 state.last_call = Some(call.clone());
             }
-            state.last_absent.clone_from(absent);
+            if !absent.is_empty() {
+                state.last_absent.clone_from(absent);
+            }
         }
         state.wait = wait;
     }
@@ -131,7 +133,8 @@ impl RunStatus {
             if !state.terminated.as_ref()?.load(Ordering::Relaxed) {
                 return None;
             }
-            let noted = own.or_else(|| state.wait.clone());
+            // A rank that is blocked while it sends to a rank which has arrived waits for nobody.
+            let noted = own.or_else(|| state.wait.clone()).filter(|it| !it.absent.is_empty());
             let is_noted = noted.is_some();
             let last = || Wait { call: None, absent: state.last_absent.clone() };
             let wait = Some(noted.unwrap_or_else(last)).filter(|it| !it.absent.is_empty())?;
@@ -219,11 +222,16 @@ mod tests {
         status.set_terminated(terminated.clone());
         let absent = vec![Absence { rank: 2, host: Some("other".to_owned()), last: None }];
         status.set_wait(Some(Wait { call: None, absent: absent.clone() }));
-        status.set_wait(None);
+        // The next wait begins with all ranks there.
+        status.set_wait(Some(Wait { call: None, absent: vec![] }));
         assert_eq!(status.terminate(1, None), None, "nothing ends the process");
         terminated.store(true, Ordering::Relaxed);
         let cause = CommError::Terminated { rank: 1, call: None, absent };
         assert_eq!(status.terminate(1, None), Some(cause));
         assert!(status.is_reporter(1), "rank 0 may be the one that has died");
+        let status = RunStatus::default();
+        status.set_terminated(terminated);
+        status.set_wait(None);
+        assert_eq!(status.terminate(1, None), None, "it has not waited yet");
     }
 }

@@ -45,14 +45,7 @@ pub trait SumOps: Backend {
         sums: Vec<FloatTensor<Self>>,
         terms: Vec<FloatTensor<Self>>,
     ) -> Vec<FloatTensor<Self>> {
-        let add = |(sum, term): (FloatTensor<Self>, FloatTensor<Self>)| {
-            let term = match term.dtype() == sum.dtype() {
-                true => term,
-                false => Self::float_cast(term, sum.dtype().into()),
-            };
-            Self::float_add(sum, term)
-        };
-        sums.into_iter().zip(terms).map(add).collect()
+        add_each::<Self>(sums, terms)
     }
 
     /// Returns the elements in the same flat order in another shape, as a view if the backend can.
@@ -84,6 +77,21 @@ pub trait SumOps: Backend {
     ) -> FloatTensor<Self> {
         add_rows_on_host::<Self>(sum, start, &blocks)
     }
+}
+
+/// Implements [`SumOps::add_terms`] with an addition for each term, and a cast if the types differ.
+pub(crate) fn add_each<B: Backend>(
+    sums: Vec<FloatTensor<B>>,
+    terms: Vec<FloatTensor<B>>,
+) -> Vec<FloatTensor<B>> {
+    let add = |(sum, term): (FloatTensor<B>, FloatTensor<B>)| {
+        let term = match term.dtype() == sum.dtype() {
+            true => term,
+            false => B::float_cast(term, sum.dtype().into()),
+        };
+        B::float_add(sum, term)
+    };
+    sums.into_iter().zip(terms).map(add).collect()
 }
 
 /// Autodiff records `float_sum` and `float_mean`, which call the same ops of the backend below.

@@ -19,7 +19,7 @@ use super::array::{
     without_padding,
 };
 use crate::rows::{RowBlock, add_rows_on_host};
-use crate::sum::SumOps;
+use crate::sum::{SumOps, add_each};
 
 /// f32, f16 and bf16 are summed by a kernel, in f32. Other types are summed along one axis, by one
 /// thread.
@@ -65,11 +65,7 @@ where
             && terms.iter().all(is_alike)
             && sums.iter().all(|sum| sum.dtype() == DType::F32);
         if sums.is_empty() || !has_kernel {
-            let add = |(sum, term): (_, FloatTensor<Self>)| {
-                let dtype = TensorMetadata::dtype(&sum);
-                Self::float_add(sum, Self::float_cast(term, dtype.into()))
-            };
-            return sums.into_iter().zip(terms).map(add).collect();
+            return add_each::<Self>(sums, terms);
         }
         let sums: Vec<_> = sums.into_iter().map(exclusive).collect();
         let terms: Vec<_> = terms.into_iter().map(contiguous).collect();

@@ -11,8 +11,9 @@
 //! Both types are the plan's. By default, 16-bit training sends gradients in 16 bits and
 //! accumulates them in f32 as soon as there are two. A sum on the device is counted as
 //! [`Category::Gradients`]. The array of a parked sum is counted on its tier. While a parked sum is
-//! in memory, it is also counted as [`Category::Buckets`]. The additions are the same in both
-//! places. Local gradients of `no_sync` passes are never parked.
+//! in memory, it is also counted as [`Category::Buckets`]. So are, on a device, the sums that wait
+//! to be parked or added to together, with few launches and waits. The additions are the same in
+//! both places. Local gradients of `no_sync` passes are never parked.
 
 use std::sync::Arc;
 
